@@ -11,6 +11,7 @@ in, first out.
 
 import atexit
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -20,8 +21,14 @@ from pathlib import Path
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore's log: errors only (2 would add warnings while ranks meet)
 
-_scheduler_pid = 0
+_leave = None  # what this rank does last, after MindSpore's own clean-up
 _EXIT_WAIT_S = 15.0
+
+
+@atexit.register
+def _at_exit():
+    if _leave:
+        _leave()
 
 
 def join_ranks():
@@ -31,6 +38,7 @@ def join_ranks():
         SystemExit: the ranks run on several hosts and nobody said where the scheduler is.
         TimeoutError: rank 0 or its scheduler did not come up within a minute.
     """
+    global _leave
     import mindspore as ms
 
     under_mpirun = "OMPI_COMM_WORLD_RANK" in os.environ
@@ -48,23 +56,22 @@ def join_ranks():
     job_folder = Path(os.environ["PMIX_SERVER_TMPDIR"])
     if rank == 0:
         port = int(os.environ.setdefault("MS_SCHED_PORT", str(_free_port())))
-        _start_scheduler(port)
+        scheduler_pid = _start_scheduler(port)
         _write(job_folder / "scheduler_port", str(port))
-        atexit.register(_wait_for_scheduler, job_folder, size)
+        _leave = functools.partial(_end_scheduler, scheduler_pid, job_folder, size)
     elif one_host:
         os.environ["MS_SCHED_PORT"] = _wait_until(lambda: _read(job_folder / "scheduler_port"), 60,
                                                   "rank 0 did not start its scheduler")
-        atexit.register(_write, job_folder / f"rank_{rank}_left", "")
+        _leave = functools.partial(_write, job_folder / f"rank_{rank}_left", "")
     os.environ["MS_NODE_ID"] = str(rank)
     os.environ["MS_ROLE"] = "MS_WORKER"
 
 
 def _start_scheduler(port):
-    """Start the scheduler as a copy of this process (no second import of MindSpore) and wait until it listens."""
-    global _scheduler_pid
+    """Start the scheduler as a copy of this process (no second import of MindSpore); return once it listens."""
     sys.stdout.flush()
-    _scheduler_pid = os.fork()
-    if _scheduler_pid == 0:
+    pid = os.fork()
+    if pid == 0:
         # However rank 0 ends, kill -9 included, Linux then ends the scheduler (1 is PR_SET_PDEATHSIG).
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         os.environ["MS_ROLE"] = "MS_SCHED"
@@ -79,19 +86,20 @@ def _start_scheduler(port):
             return probe.connect_ex((os.environ["MS_SCHED_HOST"], port)) == 0
 
     _wait_until(listens, 60, f"the scheduler does not listen on port {port}")
+    return pid
 
 
-def _wait_for_scheduler(job_folder, size):
+def _end_scheduler(pid, job_folder, size):
     """Let the other ranks say goodbye to the scheduler, then end it: rank 0 leaves last."""
     deadline = time.monotonic() + (0 if hasattr(sys, "last_value") else _EXIT_WAIT_S)  # after an error: at once
     while time.monotonic() < deadline:
-        if os.waitpid(_scheduler_pid, os.WNOHANG) != (0, 0):
+        if os.waitpid(pid, os.WNOHANG) != (0, 0):
             return
         if all((job_folder / f"rank_{rank}_left").exists() for rank in range(1, size)):
             break
         time.sleep(0.05)
-    os.kill(_scheduler_pid, signal.SIGKILL)
-    os.waitpid(_scheduler_pid, 0)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _free_port():
