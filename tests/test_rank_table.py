@@ -401,17 +401,22 @@ def test_what_cannot_be_read_is_a_fault(path):
     assert "cannot be read" in findings(done.stderr, "fault")[0][1]
 
 
-@pytest.mark.parametrize("arguments", [
-    [], ["check"], ["check", "a", "b"], ["inspect", "a"], ["check", "a", "--size", "0"],
-    ["check", "a", "--size", "x"], ["check", "a", "--chip", "910C"], ["make", "--devices", "4-"],
-    ["make", "--devices", "7-4"],
-    ["make", "--devices", "0,0"], ["make", "--devices", "0-16"], ["make", "--devices", ""],
-    ["make", "--server-ip", "127.0.1.1"], ["make", "--server-ip", "nodeA"], ["make", "-o", "."], ["merge"],
-], ids=" ".join)
-def test_wrong_usage_is_exit_2(arguments):
-    done = run(*arguments)
+@pytest.mark.parametrize(("command", "words"), [
+    ("", "required: COMMAND"), ("check", "required: FILE"), ("check a b", "unrecognized arguments: b"),
+    ("inspect a", "invalid choice: 'inspect'"), ("check a --size 0", "'0' is not a number of ranks"),
+    ("check a --size x", "'x' is not a number of ranks"), ("check a --chip 910C", "invalid choice: '910C'"),
+    ("make --devices 4-", "'4-' is not a list of devices"),
+    ("make --devices 7-4", "runs backwards; write 4-7"),
+    ("make --devices 0,0", "names a device twice"), ("make --devices 0-16", "goes beyond device 15"),
+    ("make --devices=", "'' is not a list of devices"),
+    ("make --server-ip 127.0.1.1", "is no address by which"),
+    ("make --server-ip nodeA", "is no address by which"), ("make -o .", ". exists; say --force"),
+    ("make -o . --force", ". is a folder"), ("merge", "required: FILE"),
+])
+def test_wrong_usage_is_exit_2(command, words):
+    done = run(*command.split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert "error: " in done.stderr.splitlines()[-1]
+    assert words in done.stderr.splitlines()[-1]
 
 
 # ---------------------------------------------------------------------- warnings
@@ -617,7 +622,7 @@ def made(done: subprocess.CompletedProcess) -> "list[tuple[str, str | None, str]
 
 
 @pytest.mark.parametrize(("devices", "ids"), [
-    ("4,5,6,7", [4, 5, 6, 7]), ("0-15", list(range(16))), ("0-3,8, 10", [0, 1, 2, 3, 8, 10]), ("12", [12]),
+    ("4,5,6,7", [4, 5, 6, 7]), ("0-15", list(range(16))), ("0-3,8, 10", [0, 1, 2, 3, 8, 10]), ("12", [12]), ("7,4-5", [4, 5, 7]),
     (None, list(range(8)))])
 def test_make_asks_hccn_tool_for_each_card(devices, ids, fake, tmp_path):
     give_addresses(fake, {card: f"192.168.{card}.2" for card in range(16)})
@@ -817,6 +822,16 @@ def test_the_walk_tries_each_card_against_its_partner(fake):
     calls = Path(fake["FAKE"], "calls").read_text().splitlines()
     assert calls == [f"-i {card} -netdetect -s address {peers[card]}" for card in range(8)] + [
         f"-i {card} -net_health -g" for card in range(8)]
+
+
+def test_the_partner_has_the_same_device_id_whatever_its_place(tmp_path):
+    table = load(16)
+    for index, other in ((0, "1"), (1, "0")):
+        device(table, 1, index)["device_id"] = other
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table))
+    assert run("peers", path, "10.155.111.140").stdout.splitlines()[:3] == [
+        "0 192.2.27.8 0 10.155.111.141", "1 192.1.27.8 1 10.155.111.141", "2 192.3.27.8 2 10.155.111.141"]
 
 
 def test_a_fault_on_any_card_is_exit_1(fake):
