@@ -14,8 +14,9 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -622,7 +623,8 @@ def made(done: subprocess.CompletedProcess) -> "list[tuple[str, str | None, str]
 
 
 @pytest.mark.parametrize(("devices", "ids"), [
-    ("4,5,6,7", [4, 5, 6, 7]), ("0-15", list(range(16))), ("0-3,8, 10", [0, 1, 2, 3, 8, 10]), ("12", [12]), ("7,4-5", [4, 5, 7]),
+    ("4,5,6,7", [4, 5, 6, 7]), ("0-15", list(range(16))), ("0-3,8, 10", [0, 1, 2, 3, 8, 10]), ("12", [12]),
+    ("7,4-5", [4, 5, 7]),
     (None, list(range(8)))])
 def test_make_asks_hccn_tool_for_each_card(devices, ids, fake, tmp_path):
     give_addresses(fake, {card: f"192.168.{card}.2" for card in range(16)})
