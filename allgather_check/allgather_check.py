@@ -21,7 +21,7 @@ import os
 import platform
 import sys
 
-import mpirun_on_cpu  # before mindspore; lets mpirun work on CPU too
+import mpirun_on_cpu  # lets mpirun work on CPU too
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
@@ -84,3 +84,4 @@ except RuntimeError as error:
 if not all_right:
     sys.exit("A collective gave a wrong result: do not train on this cluster. Check that all ranks run the same "
              "MindSpore, and the network between the hosts.")
+mpirun_on_cpu.leave_ranks()

@@ -20,7 +20,7 @@ import os
 import sys
 from pathlib import Path
 
-import mpirun_on_cpu  # distributed: before mindspore; lets mpirun work on CPU too
+import mpirun_on_cpu  # distributed: lets mpirun work on CPU too
 import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn, ops  # distributed: ops
@@ -196,3 +196,4 @@ for epoch in range(first_epoch, args.epochs):
         accuracy = test_accuracy()
         if rank == 0:  # distributed: all ranks know it, one says it
             print(f"accuracy: {accuracy:.4f}", flush=True)
+mpirun_on_cpu.leave_ranks()  # distributed: all ranks end together (mpirun on CPU only)
