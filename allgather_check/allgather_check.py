@@ -82,6 +82,7 @@ except RuntimeError as error:
     sys.exit(f"The ranks could not talk to each other: {str(error).strip().splitlines()[0]}\n"
              "Is every rank running? Look for the one that ended or never started, and at its log.")
 if not all_right:
-    sys.exit("A collective gave a wrong result: do not train on this cluster. Check that all ranks run the same "
-             "MindSpore, and the network between the hosts.")
-mpirun_on_cpu.leave_ranks()
+    print("A collective gave a wrong result: do not train on this cluster. Check that all ranks run the same "
+          "MindSpore, and the network between the hosts.", file=sys.stderr)
+mpirun_on_cpu.leave_ranks(0 if all_right else 1)
+sys.exit(0 if all_right else 1)

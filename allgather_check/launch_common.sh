@@ -1,4 +1,5 @@
 # Checks and supervision that the launchers of a lesson share. Sourced, not run.
+# Copy of mnist_ddp/launch_common.sh; tools/copies.py --fix refreshes it.
 # shellcheck shell=bash
 
 SELF="${0##*/}"

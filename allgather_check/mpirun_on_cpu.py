@@ -1,4 +1,5 @@
 """Lets mpirun start MindSpore ranks on CPU. Not needed to understand the lesson: skip it when reading.
+Copy of mnist_ddp/mpirun_on_cpu.py; tools/copies.py --fix refreshes it.
 
 On Ascend and GPU, MindSpore takes its ranks from mpirun. On CPU it cannot: there the ranks of a job find each
 other through one more process, the scheduler, and read its address and their own rank from the MS_* variables
@@ -52,8 +53,8 @@ def join_ranks():
     _joined = True
 
 
-def leave_ranks():
-    """End this process, successful, as the last thing a script does; returns where join_ranks() had nothing to do.
+def leave_ranks(code=0):
+    """End this process with an exit code, the last thing a script does; where join_ranks() did nothing, return.
 
     The ranks wait for each other, then end without MindSpore's own clean-up: about one time in ten that crashes
     (TCPClient::Finalize against its own event thread), after all results are there, and mpirun reports a failure.
@@ -69,7 +70,7 @@ def leave_ranks():
     if _scheduler_pid:
         os.kill(_scheduler_pid, signal.SIGKILL)
         os.waitpid(_scheduler_pid, 0)
-    os._exit(0)
+    os._exit(code)
 
 
 def _start_scheduler():

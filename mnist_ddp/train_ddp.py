@@ -194,6 +194,6 @@ for epoch in range(first_epoch, args.epochs):
         save(epoch)
     if test_images:
         accuracy = test_accuracy()
-        if rank == 0:  # distributed: all ranks know it, one says it
-            print(f"accuracy: {accuracy:.4f}", flush=True)
+        if rank == 0:  # distributed: all ranks know it,
+            print(f"accuracy: {accuracy:.4f}", flush=True)  # distributed: one says it
 mpirun_on_cpu.leave_ranks()  # distributed: all ranks end together (mpirun on CPU only)

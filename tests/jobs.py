@@ -36,16 +36,26 @@ class Result:
         return {int(rank): int(size) for rank, size in re.findall(r"rank (\d+) of (\d+) on", self.output)}
 
 
+def environment_of(pid):
+    """The environment a process was started with, a set of b"NAME=VALUE"; empty if it has ended or is not ours."""
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def parent_of(pid):
+    """The process id of a process's parent; 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
 def marked(mark):
     """Process ids whose environment carries a mark, zombies left out."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:  # it ended just now, or is not ours
-            continue
-    return found
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if f"{MARK}={mark}".encode() in environment_of(pid)]
 
 
 class Job:
@@ -87,16 +97,16 @@ class Job:
             time.sleep(0.05)
         raise AssertionError(f"{pattern!r} was not printed within {timeout} s:\n{self.output()}")
 
-    def rank_process(self, rank):
-        """The process id of a rank, by the number that its launcher gave it."""
-        for pid in marked(self.mark):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            of_rank = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "MS_NODE_ID")}
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
-            parent_rank = Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
-            # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too.
-            if of_rank & set(environment) and not of_rank & set(parent_rank):
-                return pid
+    def rank_process(self, rank, timeout=20):
+        """The process id of a rank, by the number that its launcher gave it; waits until it is there."""
+        of_rank = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "MS_NODE_ID")}
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for pid in marked(self.mark):
+                # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too.
+                if of_rank & environment_of(pid) and not of_rank & environment_of(parent_of(pid)):
+                    return pid
+            time.sleep(0.1)
         raise AssertionError(f"no process of rank {rank} runs:\n{self.output()}")
 
     def finish(self, timeout=120):
