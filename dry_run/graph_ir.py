@@ -3,9 +3,11 @@
 `validate` is the last graph of the compiler's frontend: strategies are applied, collectives are inserted,
 parameters have the shape that this rank keeps. What the backend does later (kernels, memory, fusion) is not in it.
 """
+from __future__ import annotations
+
 import math
 import re
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 BYTES = {"Bool": 1, "Int4": 1, "Int8": 1, "UInt8": 1, "Int16": 2, "UInt16": 2, "Float16": 2, "BFloat16": 2,
          "Int32": 4, "UInt32": 4, "Float32": 4, "Int64": 8, "UInt64": 8, "Float64": 8, "Complex64": 8,
@@ -13,7 +15,8 @@ BYTES = {"Bool": 1, "Int4": 1, "Int8": 1, "UInt8": 1, "Int16": 2, "UInt16": 2, "
 COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceScatterV", "Broadcast", "Reduce",
                "Send", "Receive", "AlltoAll", "AllToAll", "AllToAllv", "AlltoAllV", "NeighborExchange",
                "NeighborExchangeV2", "CollectiveScatter", "CollectiveGather", "Barrier", "BatchISendIRecv")
-PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)", re.M)
+PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
+                       re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
 CALL = re.compile(r" = call @([^(\s]+)\(| = %\d+\[@Partial\(@([^)]+)\)\]\(")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
@@ -24,14 +27,14 @@ class Collective(NamedTuple):
 
     op: str
     group: str                  # the group's name
-    ranks: Tuple[int, ...]      # the group's members where the graph names them, else empty
+    ranks: tuple[int, ...]      # the group's members where the graph names them, else empty
     dtype: str
-    shape: Tuple[int, ...]      # of what this rank contributes; of the result for AllGather and Receive
+    shape: tuple[int, ...]      # of what this rank contributes; of the result for AllGather and Receive
     bytes: int                  # of a tensor of this shape
     reduce: str                 # "sum", "max", ... or ""
     fusion: int                 # the backend joins equal numbers above 0 into one call
-    peer: Optional[int]         # Send and Receive: the other rank, counted within the group
-    tag: Optional[int]          # Send and Receive
+    peer: int | None            # Send and Receive: the other rank, counted within the group
+    tag: int | None             # Send and Receive
     source: str                 # the user's line, "file:line", or "" where the compiler inserted it
 
 

@@ -13,11 +13,9 @@ import sys
 import traceback
 from pathlib import Path
 
-import numpy as np
-
 import graph_ir
-
 import mindspore as ms
+import numpy as np
 from mindspore import _c_expression
 
 FACTS, GRAPHS, STEPS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
@@ -149,7 +147,7 @@ def main():
         if stop.code not in (None, 0):
             facts["error"] = {"type": "SystemExit", "message": f"the script ended itself with {stop.code!r}",
                               **dict(zip(("file", "line", "code"), user_frame(stop)))}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever a user's script raises is what we report
         traceback.print_exc()
         facts["error"] = describe(error)
     finish()

@@ -97,7 +97,7 @@ def missing(package):
             asking.add(name)
             queue += wheel[name][1]
     # CANN's libraries have plain names; a version after .so marks the system's (libm.so.6, libmpi.so.40)
-    libraries = sorted(name for name in absent if name.endswith(".so"))
+    libraries = {name for name in absent if name.endswith(".so")}
     undefined = set().union(*(wheel[name][2] for name in asking))
     undefined -= set().union(*(elf[3] for elf in wheel.values()))
     system = [ctypes.CDLL(None)]
@@ -106,11 +106,13 @@ def missing(package):
             system.append(ctypes.CDLL(name))
         except OSError:
             pass
-    # further functions are looked up by name while running: their names lie in the plugin as strings
+    # further functions and libraries are looked up by name while running: the names lie in the plugin as strings
     for name in ("libmindspore_ascend.so.2", "libmindspore_ascend_res_manager.so"):
-        undefined |= set(re.findall(rb"(?<=\0)acl(?!nn)[A-Za-z0-9]+(?=\0)", paths[name].read_bytes()))
+        data = paths[name].read_bytes()
+        undefined |= set(re.findall(rb"(?<=\0)acl(?!nn)[A-Za-z0-9]+(?=\0)", data))
+        libraries |= {found.decode() for found in re.findall(rb"lib64/(libacl_\w+\.so)\0", data)}
     symbols = sorted(name.decode() for name in undefined)
-    return libraries, [name for name in symbols if not any(hasattr(library, name) for library in system)]
+    return sorted(libraries), [name for name in symbols if not any(hasattr(library, name) for library in system)]
 
 
 def compiler():
@@ -154,7 +156,7 @@ def build(package, version):
         version: its version.
 
     Returns:
-        The environment variables that make MindSpore use them, as {name: folder to put first, or value}.
+        (folder, built): where they are, and whether they had to be built now.
     """
     package = Path(package)
     plugin = package / "lib" / "plugin" / "libmindspore_ascend.so.2"
@@ -175,7 +177,8 @@ def build(package, version):
                     raise
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-    return root
+        return root, True
+    return root, False
 
 
 def fill(folder, command, libraries, symbols):
@@ -188,12 +191,12 @@ def fill(folder, command, libraries, symbols):
     (folder / "python" / "hccl" / "__init__.py").write_text("")
     (folder / "python" / "hccl" / "sys_version.py").write_text("__sys_version__ = 'stand-in'\n")
 
-    bodies = set(re.findall(r"^\w[\w *]*?\b\**(\w+)\(.*\{", SOURCE.read_text(), re.M))
+    bodies = set(re.findall(r"^\w[\w *]*?\b\**(\w+)\(.*\{", SOURCE.read_text(), re.MULTILINE))
     stubs = folder / "stubs.c"
     stubs.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in symbols if name not in bodies))
     target = lib / "libascendcl.so"
     command = [*command, "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-o", str(target), str(SOURCE), str(stubs)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise StandInError(f"dry_run: {shlex.join(command)} failed:\n{done.stdout}")
     for name in libraries:  # one library under all names: the loader opens it once

@@ -1,4 +1,4 @@
-"""Groups by hand: ranks that should agree on a group, and on what they do in it. The argument plants a fault."""
+"""A group by hand: ranks should agree on it, and on what they do in it. The argument plants a fault."""
 import sys
 
 import numpy as np

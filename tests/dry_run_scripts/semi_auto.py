@@ -1,4 +1,4 @@
-"""Semi-auto parallel: a batch cut into `rows`, a (512, 128) weight into `columns` slices of its second dimension."""
+"""Semi-auto parallel: a batch cut into `rows`, the columns of a (512, 128) weight into `columns` slices."""
 import sys
 
 import numpy as np
