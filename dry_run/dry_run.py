@@ -1,12 +1,12 @@
 """Compile every rank's Ascend graph of a training script, on any machine: no NPU, no CANN.
 
-    python dry_run/dry_run.py --rank-size 8 train.py --epochs 1         all 8 ranks
-    python dry_run/dry_run.py --rank-size 16 --ranks 0,8-15 train.py    some of them
-    python dry_run/dry_run.py --rank-size 8 --data cifar10 train.py     DATA_PATH is a tiny stand-in data set
+    python dry_run/dry_run.py --rank-size 8 train.py --epochs 1        all 8 ranks
+    python dry_run/dry_run.py --rank-size 16 --ranks 0,8-15 train.py   some of them
+    python dry_run/dry_run.py --rank-size 8 --data cifar10 train.py    DATA_PATH is a tiny stand-in data set
 
-The script is run as it is, with everything behind its name as its arguments, once a rank, until one step has been
-compiled. Prints progress on stderr and the report on stdout; see README.md beside this file.
-Exit codes: 0 all ranks compiled and agree; 1 a rank failed, or ranks disagree; 2 bad arguments, or no compiler.
+The script is run as it is, with everything behind its name as its arguments, once a rank, until one step has
+been compiled. Prints progress on stderr and the report on stdout; see README.md beside this file.
+Exit codes: 0 all ranks compiled and agree; 1 a rank failed or ranks disagree; 2 bad arguments or no compiler.
 """
 import argparse
 import importlib.metadata
@@ -44,12 +44,14 @@ def arguments():
     """The command line, checked."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s --rank-size N [options] SCRIPT [args ...]", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rank-size", type=int, required=True, metavar="N", help="how many ranks the job has")
-    parser.add_argument("--ranks", metavar="LIST", help="which to compile, as 0,8-15; all by default")
-    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at a time; by cores and free memory by default")
-    parser.add_argument("--timeout", type=float, default=900, metavar="S", help="seconds a rank may take (%(default)s)")
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="end a rank when a graph would run more "
-                        "often than this (%(default)s); more for scripts that accumulate gradients")
+    parser.add_argument("--rank-size", type=int, required=True, metavar="N", help="ranks of the whole job")
+    parser.add_argument("--ranks", metavar="LIST", help="which to compile, as 0,8-15; default: all")
+    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at a time; default: by cores and memory")
+    parser.add_argument("--timeout", type=float, default=900, metavar="S",
+                        help="seconds a rank may take; default: %(default)s")
+    parser.add_argument("--runs", type=int, default=1, metavar="N",
+                        help="end a rank when a graph would run more often than this; default: %(default)s; "
+                        "more for scripts that run one graph several times a step")
     parser.add_argument("--data", choices=("cifar10", "mnist"),
                         help="export DATA_PATH: a folder with a tiny stand-in data set")
     parser.add_argument("--json", metavar="FILE", help="write the whole report there as JSON")
@@ -64,7 +66,7 @@ def arguments():
     except ValueError:
         parser.error(f"--ranks {options.ranks}: write ranks as 0,8-15")
     if not options.ranks or options.ranks[0] < 0 or options.ranks[-1] >= options.rank_size:
-        parser.error(f"--ranks: the ranks of --rank-size {options.rank_size} are 0 to {options.rank_size - 1}")
+        parser.error(f"--ranks: a job of {options.rank_size} has the ranks 0 to {options.rank_size - 1}")
     for name in ("jobs", "timeout", "runs"):
         if getattr(options, name) is not None and getattr(options, name) <= 0:
             parser.error(f"--{name} {getattr(options, name)}: must be above 0")
@@ -86,7 +88,8 @@ def stand_in_data(kind, folder):
                 file.truncate(10_000 * 3073)
     else:
         for name, count in (("train", 8192), ("t10k", 1024)):
-            for part, header, record in (("images-idx3", (2051, count, 28, 28), 784), ("labels-idx1", (2049, count), 1)):
+            for part, header, record in (("images-idx3", (2051, count, 28, 28), 784),
+                                         ("labels-idx1", (2049, count), 1)):
                 with open(folder / f"{name}-{part}-ubyte", "wb") as file:
                     file.write(struct.pack(f">{len(header)}i", *header))
                     file.truncate(4 * len(header) + count * record)
@@ -122,8 +125,8 @@ class Ranks:
         folder.mkdir(parents=True)
         facts_file, log_file, graphs = folder / "facts.json", folder / "log.txt", folder / "graphs"
         graphs.mkdir()
-        command = [sys.executable, str(HERE / "one_rank.py"), str(facts_file), str(graphs), str(self.options.runs),
-                   self.options.script, *self.options.args]
+        command = [sys.executable, str(HERE / "one_rank.py"), str(facts_file), str(graphs),
+                   str(self.options.runs), self.options.script, *self.options.args]
         environment = {**self.environment, "RANK_ID": str(rank), "DEVICE_ID": str(rank % 8),
                        "MS_DEV_SAVE_GRAPHS_PATH": str(graphs)}
         begin = time.monotonic()
@@ -141,12 +144,14 @@ class Ranks:
         facts = json.loads(facts_file.read_text()) if facts_file.exists() else None
         log = log_file.read_text(errors="replace").strip()
         about = report.rank_facts(rank, self.options.rank_size, facts, log)
-        if facts is None and status is None:
-            about["error"]["message"] = (f"not done after {self.options.timeout:g} s (--timeout); its last line: "
-                                         + log[log.rfind("\n") + 1:])
-        elif facts is None and os.WIFSIGNALED(status):
-            about["error"]["message"] = (f"ended by signal {signal.Signals(os.WTERMSIG(status)).name}; its last line: "
-                                         + log[log.rfind("\n") + 1:])
+        if facts is None:
+            if status is None:
+                how = f"not done after {self.options.timeout:g} s (--timeout)"
+            elif os.WIFSIGNALED(status):
+                how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+            else:
+                how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
+            about["error"]["message"] = f"{how}; its last line: {log[log.rfind(chr(10)) + 1:]}"
         return {**about, "seconds": round(seconds, 2), "peak_bytes": usage.ru_maxrss << 10}
 
     @staticmethod
@@ -225,7 +230,7 @@ def main():
         except stand_ins.StandInError as error:
             say(str(error))
             return 2
-        say(f"stand-ins for CANN {'built in %.1f s: ' % (time.monotonic() - begin) if built else 'from '}{root}")
+        say(f"stand-ins for CANN: {root}" + (f", built in {time.monotonic() - begin:.1f} s" if built else ""))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="dry_run_") as folder:
         keep = Path(options.keep).resolve() if options.keep else Path(folder)
@@ -234,8 +239,9 @@ def main():
         except KeyboardInterrupt:
             say("dry_run: interrupted")
             return 130
-    whole = {"script": options.script, "args": options.args, "mindspore": version, "rank_size": options.rank_size,
-             "cann": f"the installed CANN ({cann})" if cann else "stand-ins for CANN", "ranks": ranks, "faults": report.faults(ranks)}
+    whole = {"script": options.script, "args": options.args, "mindspore": version,
+             "cann": f"the installed CANN ({cann})" if cann else "stand-ins for CANN",
+             "rank_size": options.rank_size, "ranks": ranks, "faults": report.faults(ranks)}
     if options.json:
         Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
     print(report.text(whole))

@@ -1,7 +1,8 @@
 """Read the compiled graphs that MindSpore writes as text (MS_DEV_SAVE_GRAPHS, `*_validate_*.ir`).
 
 `validate` is the last graph of the compiler's frontend: strategies are applied, collectives are inserted,
-parameters have the shape that this rank keeps. What the backend does later (kernels, memory, fusion) is not in it.
+parameters have the shape that this rank keeps. What the backend does later (kernels, memory, fusion) is not
+in it.
 """
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from typing import NamedTuple
 BYTES = {"Bool": 1, "Int4": 1, "Int8": 1, "UInt8": 1, "Int16": 2, "UInt16": 2, "Float16": 2, "BFloat16": 2,
          "Int32": 4, "UInt32": 4, "Float32": 4, "Int64": 8, "UInt64": 8, "Float64": 8, "Complex64": 8,
          "Complex128": 16}
-COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceScatterV", "Broadcast", "Reduce",
-               "Send", "Receive", "AlltoAll", "AllToAll", "AllToAllv", "AlltoAllV", "NeighborExchange",
-               "NeighborExchangeV2", "CollectiveScatter", "CollectiveGather", "Barrier", "BatchISendIRecv")
+COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceScatterV", "Broadcast",
+               "Reduce", "Send", "Receive", "AlltoAll", "AllToAll", "AllToAllv", "AlltoAllV",
+               "NeighborExchange", "NeighborExchangeV2", "CollectiveScatter", "CollectiveGather", "Barrier",
+               "BatchISendIRecv")
 PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
                        re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
@@ -110,9 +112,11 @@ def collective(op, attributes, types, source):
     ranks = find(r"group_rank_ids: \(([\d, ]*)\)") or find(r"rank_list: \(([\d, ]*)\)") or ""
     peer, tag = find(r"(?:dest|src)_rank: I64\((\d+)\)"), find(r"sr_tag: I64\((\d+)\)")
     dtype, shape = tensors[0] if tensors else ("", ())
-    return Collective(op, find(r'group: "([^"]*)"', ""), tuple(int(rank) for rank in re.findall(r"\d+", ranks)),
-                      dtype, shape, sum(size(*tensor) for tensor in tensors), find(r'[ {]op: "(\w+)"', ""),
-                      int(find(r"fusion: I64\((-?\d+)\)", 0)), peer and int(peer), tag and int(tag), source)
+    return Collective(
+        op, group=find(r'group: "([^"]*)"', ""), ranks=tuple(map(int, re.findall(r"\d+", ranks))),
+        dtype=dtype, shape=shape, bytes=sum(size(*tensor) for tensor in tensors),
+        reduce=find(r'[ {]op: "(\w+)"', ""), fusion=int(find(r"fusion: I64\((-?\d+)\)", 0)), peer=peer and int(peer),
+        tag=tag and int(tag), source=source)
 
 
 def user_line(lines):

@@ -1,10 +1,12 @@
 """Run one rank of a dry run: a training script, unmodified, in MindSpore's simulation.
 
-Started by dry_run.py as `one_rank.py FACTS GRAPHS STEPS SCRIPT [args ...]`. The script compiles its graphs as it
-would on an Ascend card. Running a graph is replaced by returning zeros of the shapes the graph promises, and the
-process ends when a graph is about to run for the (STEPS + 1)th time: by then one step has been compiled whole,
-however many graphs it is made of. What was seen goes to the file FACTS as JSON, the graphs to the folder GRAPHS.
+Started by dry_run.py as `one_rank.py FACTS GRAPHS RUNS SCRIPT [args ...]`. The script compiles its graphs as
+it would on an Ascend card. Running a graph is replaced by returning zeros of the shapes the graph promises,
+and the process ends when a graph is about to run for the (RUNS + 1)th time: by then one step has been
+compiled whole, however many graphs it is made of. What was seen goes to the file FACTS as JSON, the graphs to
+the folder GRAPHS.
 """
+import ctypes
 import gc
 import json
 import os
@@ -18,8 +20,9 @@ import mindspore as ms
 import numpy as np
 from mindspore import _c_expression
 
-FACTS, GRAPHS, STEPS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-facts = {"device": ms.get_context("device_target"), "graphs": [], "groups": {}, "layouts": {}, "error": None}
+FACTS, GRAPHS, RUNS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
+         "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
 
 
@@ -30,8 +33,7 @@ def finish():
     from mindspore.nn import Optimizer
     kinds = (Optimizer, NewOptimizer)
     facts["initialised"] = bool(GlobalComm.INITED)
-    if facts["device"] == "Ascend":
-        facts["device"] = ms.get_context("device_target")
+    facts["device"] = ms.get_context("device_target")
     trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), kinds)
                for parameter in cell.parameters]
     facts["trained"] = sorted({parameter.name for parameter in trained})
@@ -57,7 +59,7 @@ def zeros(tree):
 def run_graph(phase):
     """Stand in for one run of a graph."""
     runs[phase] = runs.get(phase, 0) + 1
-    if runs[phase] > STEPS:
+    if runs[phase] > RUNS:
         finish()
     return zeros(outputs.get(phase, ()))
 
@@ -81,8 +83,9 @@ def watch(executor):
 
 
 def watch_functions(executor):
-    """Functions under `jit` run through the PyNative executor, which is told just before which graph it is."""
-    setter = next(name for name in ("set_jit_compile_phase", "set_jit_compile_status") if hasattr(executor, name))
+    """Functions under `jit` run through the PyNative executor, which is told the graph just before."""
+    names = ("set_jit_compile_phase", "set_jit_compile_status")  # 2.10, 2.7
+    setter = next(name for name in names if hasattr(executor, name))
     set_phase = getattr(executor, setter)
     current = [""]
 
@@ -133,6 +136,12 @@ def describe(error):
 def main():
     """Run the script as `python SCRIPT args ...` would."""
     script = sys.argv[4]
+    if facts["device"] != "Ascend":  # MindSpore's choice when it can load the plugin
+        try:
+            ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "plugin" / "libmindspore_ascend.so.2"))
+        except OSError as error:
+            facts["plugin_error"] = str(error)
+            finish()
     for name in ("GraphExecutor_", "JitExecutor_"):
         if hasattr(_c_expression, name):
             watch(getattr(_c_expression, name))

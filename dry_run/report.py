@@ -7,8 +7,8 @@ from pathlib import Path
 import graph_ir
 
 POINT_TO_POINT = ("Send", "Receive")
-UNEVEN = ("AlltoAll", "AllToAll", "AlltoAllV", "AllToAllv", "AllGatherV", "ReduceScatterV", "CollectiveScatter",
-          "CollectiveGather")  # members may bring different shapes
+UNEVEN = ("AlltoAll", "AllToAll", "AlltoAllV", "AllToAllv", "AllGatherV", "ReduceScatterV",
+          "CollectiveScatter", "CollectiveGather")  # members may bring different shapes
 LOG_ERROR = re.compile(r"^\[ERROR\] \w+\([^)]*\):\S+ \[[^\]]+\] (?:\w+\] )?(.*)$", re.MULTILINE)
 
 
@@ -23,15 +23,16 @@ def rank_facts(rank, rank_size, facts, log):
     Returns:
         A dict for the JSON report; `error` is None when the rank compiled.
     """
-    about = {"rank": rank, "compiled": False, "error": None, "stage": 0, "parameters": [], "parameter_bytes": 0,
-             "trained_bytes": 0, "collectives": []}
+    about = {"rank": rank, "compiled": False, "error": None, "stage": 0, "parameters": [],
+             "parameter_bytes": 0, "trained_bytes": 0, "collectives": []}
     if facts is None:
-        about["error"] = {"type": "", "message": "the process ended without a word; its last lines: "
-                          + " | ".join(log.split("\n")[-4:]), "file": "", "line": 0, "code": "", "reasons": []}
+        about["error"] = {"type": "", "message": "the process ended without a word", "file": "", "line": 0,
+                          "code": "", "reasons": []}
         return about
-    error = facts["error"] or missing_steps(facts, rank_size)
+    error = wrong_device(facts) or facts["error"] or missing_steps(facts, rank_size)
     if error:
-        reasons = [text for text in LOG_ERROR.findall(log) if not text.startswith(("CheckFailed", "Failure"))]
+        reasons = [text for text in LOG_ERROR.findall(log)
+                   if not text.startswith("CheckFailed") and not text.endswith("failed.")]
         about["error"] = {**error, "reasons": list(dict.fromkeys(reasons))[:3]}
         return about
     about["compiled"] = True
@@ -57,18 +58,27 @@ def rank_facts(rank, rank_size, facts, log):
     return about
 
 
-def missing_steps(facts, rank_size):
-    """The error of a script that ran through but was not distributed training on Ascend, or None."""
-    text = None
-    if facts["device"] != "Ascend":
+def wrong_device(facts):
+    """The error of a script that did not run on Ascend, or None."""
+    if facts["plugin_error"]:
+        text = f"MindSpore's Ascend plugin did not load: {facts['plugin_error']}"
+    elif facts["device"] != "Ascend":
         text = (f"the script chose device {facts['device']} itself (set_device or set_context); "
                 "a dry run is of Ascend: leave the choice to MindSpore or to a flag")
-    elif rank_size > 1 and not facts["initialised"]:
+    else:
+        return None
+    return {"file": "", "line": 0, "code": "", **(facts["error"] or {}), "type": "", "message": text}
+
+
+def missing_steps(facts, rank_size):
+    """The error of a script that ran through but was no distributed training, or None."""
+    text = None
+    if rank_size > 1 and not facts["initialised"]:
         text = ("the script never called mindspore.communication.init(), so each of the "
                 f"{rank_size} processes trains alone; call it before the network is built")
     elif not facts["graphs"]:
-        text = ("the script ended and compiled no graph; a dry run sees graphs only: GRAPH_MODE, or functions and "
-                "cells under mindspore.jit")
+        text = ("the script ended and compiled no graph; a dry run sees graphs only: GRAPH_MODE, or "
+                "functions and cells under mindspore.jit")
     return text and {"type": "", "message": text, "file": "", "line": 0, "code": ""}
 
 
@@ -77,9 +87,9 @@ def sliced_over(rank, layout, shape, groups):
 
     Args:
         rank: the rank asked.
-        layout: MindSpore's layout of the parameter: device matrix, tensor map (for each dimension the axis of the
-            device matrix that cuts it, counted from the right, or -1), slice shape, ..., at 5 the group over which
-            the optimizer cuts it further.
+        layout: MindSpore's layout of the parameter: device matrix, tensor map (for each dimension the axis
+            of the device matrix that cuts it, counted from the right, or -1), slice shape, ..., at 5 the
+            group over which the optimizer cuts it further.
         shape: the shape that is left in the graph.
         groups: of each group's name its ranks.
     """
@@ -112,10 +122,13 @@ def faults(ranks):
         ranks: dicts of `rank_facts`; only those that compiled are compared.
 
     Returns:
-        A list of {"kind", "ranks", "text", "source"}.
+        A list of {"kind", "group", "ranks", "text", "source"}.
     """
     ranks = {about["rank"]: about for about in ranks if about["compiled"]}
-    return [*group_faults(ranks), *message_faults(ranks), *sequence_faults(ranks)]
+    groups = list(group_faults(ranks))
+    explained = {fault["group"] for fault in groups}
+    return [*groups, *message_faults(ranks),
+            *(fault for fault in sequence_faults(ranks) if fault["group"] not in explained)]
 
 
 def group_faults(ranks):
@@ -129,13 +142,13 @@ def group_faults(ranks):
         for members, using in users.items():
             outside = [rank for rank in using if rank not in members]
             if outside:
-                yield {"kind": "group", "ranks": outside, "source": variants[members][0][1],
+                yield {"kind": "group", "group": group, "ranks": outside, "source": variants[members][0][1],
                        "text": f"{spell(outside)} uses group {group!r} of ranks {short(members)}, "
                                "and is not among them"}
         for members, using in list(users.items())[1:]:
             first, others = next(iter(users.items()))
             if set(members) & set(others) or set(first) & set(using):
-                yield {"kind": "group", "ranks": using, "source": variants[members][0][1],
+                yield {"kind": "group", "group": group, "ranks": using, "source": variants[members][0][1],
                        "text": f"group {group!r} is ranks {short(members)} for {spell(using)}, "
                                f"but ranks {short(first)} for {spell(others)}"}
 
@@ -147,7 +160,7 @@ def message_faults(ranks):
         for c in about["collectives"]:
             if c["op"] in messages:
                 if c["peer"] is None or c["peer"] >= len(c["ranks"]):
-                    yield {"kind": c["op"], "ranks": [rank], "source": c["source"],
+                    yield {"kind": c["op"], "group": c["group"], "ranks": [rank], "source": c["source"],
                            "text": f"rank {rank}: {c['op']} names rank {c['peer']} of group {c['group']!r}, "
                                    f"which has {len(c['ranks'])} members"}
                     continue
@@ -160,10 +173,10 @@ def message_faults(ranks):
             lacking = len(sources) - len(messages[other_op].get(key, ()))
             if lacking > 0 and key[far] in ranks:
                 word = "to" if op == "Send" else "from"
-                yield {"kind": op, "ranks": [key[own], key[far]], "source": sources[-1],
-                       "text": f"rank {key[own]}: {op} {word} rank {key[far]} (group {key[2]!r}, tag {key[3]}, "
-                               f"{key[4]} {key[5]}) has no {other_op} on rank {key[far]}"
-                               + (f", {lacking} times" if lacking > 1 else "")}
+                yield {"kind": op, "group": key[2], "ranks": [key[own], key[far]], "source": sources[-1],
+                       "text": (f"rank {key[own]}: {op} {word} rank {key[far]} (group {key[2]!r}, "
+                                f"tag {key[3]}, {key[4]} {key[5]}) has no {other_op} on rank {key[far]}"
+                                + (f", {lacking} times" if lacking > 1 else ""))}
 
 
 def sequence_faults(ranks):
@@ -183,8 +196,9 @@ def sequence_faults(ranks):
             if [what for what, _ in own] == [what for what, _ in theirs]:
                 continue
             at = next((i for i, (a, b) in enumerate(zip(own, theirs)) if a[0] != b[0]), len(own))
-            here = f"{own[at][0]}" if at < len(own) else "nothing"
-            yield {"kind": "sequence", "ranks": [first, rank], "source": (own + theirs)[at][1] or theirs[at][1],
+            here = own[at][0] if at < len(own) else "nothing"
+            source = own[at][1] if at < len(own) else theirs[at][1]
+            yield {"kind": "sequence", "group": group, "ranks": [first, rank], "source": source,
                    "text": f"group {group!r}: as number {at + 1} rank {rank} runs {here}, "
                            f"but rank {first} runs {theirs[at][0]}"}
 
@@ -219,7 +233,8 @@ def amount(count):
 def alike(about):
     """Ranks for which this is equal are described once."""
     error = about["error"] or {}
-    calls = Counter((call(c), c["op"], c["bytes"], c["fusion"], len(c["ranks"])) for c in about["collectives"])
+    calls = Counter((call(c), c["op"], c["bytes"], c["fusion"], len(c["ranks"]))
+                    for c in about["collectives"])
     return (about["stage"], error.get("message"), error.get("line"), tuple(error.get("reasons", ())),
             tuple((p["name"], tuple(p["slice_shape"])) for p in about["parameters"]),
             tuple(sorted(calls.items())))
@@ -228,25 +243,29 @@ def alike(about):
 def table(rows, indent="    "):
     """Columns of equal width; the first row is the heading."""
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(rows[0]))]
-    return [indent + "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [indent + "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths)).rstrip()
+            for row in rows]
 
 
 def text(report):
     """The report as people read it."""
-    lines = [f"Dry run of {' '.join([report['script'], *report['args']])} as {report['rank_size']} ranks, MindSpore "
-             f"{report['mindspore']}, {report['cann']}", ""]
+    command = " ".join([report["script"], *report["args"]])
+    ranks = report["rank_size"]
+    lines = [f"Dry run of {command} as {ranks} ranks: MindSpore {report['mindspore']}, {report['cann']}", ""]
     kinds = defaultdict(list)
     for about in report["ranks"]:
         kinds[alike(about)].append(about)
+    staged = any(about["stage"] for about in report["ranks"])
     for same in kinds.values():
-        lines += failed(same) if same[0]["error"] else compiled(same, len({a["stage"] for a in report["ranks"]}) > 1)
+        lines += failed(same) if same[0]["error"] else compiled(same, staged)
         lines.append("")
     for fault in report["faults"]:
         lines.append(f"FAULT {fault['text']}" + (f"\n      {fault['source']}" if fault["source"] else ""))
-    bad = sorted({about["rank"] for about in report["ranks"] if about["error"]})
-    done = [about["rank"] for about in report["ranks"] if about["compiled"]]
-    lines.append(f"{len(done)} of {len(report['ranks'])} ranks compiled"
-                 + (f", failed: {short(bad)}" if bad else "") + f"; {len(report['faults'])} faults between ranks.")
+    bad = [about["rank"] for about in report["ranks"] if about["error"]]
+    count = len(report["faults"])
+    lines.append(f"{len(report['ranks']) - len(bad)} of {len(report['ranks'])} ranks compiled"
+                 + (f", {spell(bad)} failed" if bad else "")
+                 + f"; {count or 'no'} fault{'s' if count != 1 else ''} between ranks.")
     if len(report["ranks"]) < report["rank_size"]:
         lines.append(f"Only these of {report['rank_size']} ranks were looked at: "
                      f"{short([about['rank'] for about in report['ranks']])}.")
@@ -272,11 +291,14 @@ def compiled(same, staged):
     seconds = [about["seconds"] for about in same]
     stage = f", pipeline stage {same[0]['stage']}" if staged else ""
     peak = max(about["peak_bytes"] for about in same)
+    took = sorted({f"{min(seconds):.1f}", f"{max(seconds):.1f}"}, key=float)
     lines = []
-    lines.append(f"{spell(ranks).capitalize()}{stage}: compiled in {min(seconds):.1f} to {max(seconds):.1f} s, "
+    lines.append(f"{spell(ranks).capitalize()}{stage}: compiled in {' to '.join(took)} s, "
                  f"at most {amount(peak)} of this machine's memory a rank")
-    lines.append(f"  Parameters a rank: {amount(same[0]['parameter_bytes'])} in {len(parameters)} tensors, of which "
-                 f"{amount(same[0]['trained_bytes'])} are trained; the rest is the optimizer's state and counters")
+    if not parameters:
+        return lines + collective_lines(same)
+    lines.append(f"  Parameters a rank: {amount(same[0]['parameter_bytes'])} in {len(parameters)} tensors, "
+                 f"{amount(same[0]['trained_bytes'])} of it trained, the rest optimizer state and counters")
     sliced = [p for p in parameters if p["slice_shape"] != p["shape"]]
     if sliced:
         lines.append(f"  Sliced, {amount(sum(p['bytes'] for p in sliced))}:")
@@ -302,11 +324,12 @@ def slices_of(same, index):
 
 
 def across(calls):
-    """Over which ranks some collectives go: '0-3; 4-7', or for messages '0 to 2; 1 to 3'."""
+    """Over which ranks some collectives go: '0-3; 4-7', for messages '0 to 2; 1 to 3'."""
     if calls[0][1]["op"] not in POINT_TO_POINT:
         return some(map(short, sorted({tuple(c["ranks"]) for _, c in calls})))
     word = "to" if calls[0][1]["op"] == "Send" else "from"
-    return some(f"{rank} {word} {other}" for rank, other in sorted({(r, c["ranks"][c["peer"]]) for r, c in calls}))
+    pairs = sorted({(rank, c["ranks"][c["peer"]]) for rank, c in calls})
+    return some(f"{rank} {word} {other}" for rank, other in pairs)
 
 
 def some(names):
@@ -319,6 +342,7 @@ def collective_lines(same):
     """The table of collectives of ranks that compiled alike."""
     if not same[0]["collectives"]:
         return ["  Collectives a step: none"]
+    parameters = same[0]["parameters"]
     rows, kinds = [("collective", "over ranks", "count", "bytes a step", "")], defaultdict(list)
     for about in same:
         for c in about["collectives"]:
@@ -329,8 +353,9 @@ def collective_lines(same):
         fused = {(c["group"], c["fusion"]) for c in own if c["fusion"] > 0}
         alone = sum(c["fusion"] <= 0 for c in own)
         notes = []
-        trained = Counter((p["dtype"], tuple(p["slice_shape"])) for p in same[0]["parameters"] if p["trained"])
-        if op == "AllReduce" and trained and not trained - Counter((c["dtype"], tuple(c["shape"])) for c in own):
+        trained = Counter((p["dtype"], tuple(p["slice_shape"])) for p in parameters if p["trained"])
+        reduced = Counter((c["dtype"], tuple(c["shape"])) for c in own)
+        if op == "AllReduce" and trained and not trained - reduced:
             notes.append(f"the gradients of all trained parameters: {amount(same[0]['trained_bytes'])}")
         if len(fused) < len(own) - alone:
             notes.append(f"{len(own) - alone} of them marked for fusion into {len(fused)}")

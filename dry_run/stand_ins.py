@@ -106,13 +106,13 @@ def missing(package):
             system.append(ctypes.CDLL(name))
         except OSError:
             pass
-    # further functions and libraries are looked up by name while running: the names lie in the plugin as strings
+    # more functions and libraries are looked up by name while running: the names lie in the plugin as strings
     for name in ("libmindspore_ascend.so.2", "libmindspore_ascend_res_manager.so"):
         data = paths[name].read_bytes()
         undefined |= set(re.findall(rb"(?<=\0)acl(?!nn)[A-Za-z0-9]+(?=\0)", data))
         libraries |= {found.decode() for found in re.findall(rb"lib64/(libacl_\w+\.so)\0", data)}
     symbols = sorted(name.decode() for name in undefined)
-    return sorted(libraries), [name for name in symbols if not any(hasattr(library, name) for library in system)]
+    return sorted(libraries), [name for name in symbols if not any(hasattr(part, name) for part in system)]
 
 
 def compiler():
@@ -159,8 +159,7 @@ def build(package, version):
         (folder, built): where they are, and whether they had to be built now.
     """
     package = Path(package)
-    plugin = package / "lib" / "plugin" / "libmindspore_ascend.so.2"
-    stamp = f"{SOURCE.read_text()} {Path(__file__).read_text()} {package} {plugin.stat() if plugin.exists() else ''}"
+    stamp = f"{SOURCE.read_text()} {Path(__file__).read_text()} {package}"
     name = f"mindspore-{version}-{platform.machine()}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     root = cache_folder() / name
     if not root.is_dir():
@@ -193,9 +192,11 @@ def fill(folder, command, libraries, symbols):
 
     bodies = set(re.findall(r"^\w[\w *]*?\b\**(\w+)\(.*\{", SOURCE.read_text(), re.MULTILINE))
     stubs = folder / "stubs.c"
-    stubs.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in symbols if name not in bodies))
+    stubs.write_text("".join(f"long {name}(void) {{ return 0; }}\n"
+                             for name in symbols if name not in bodies))
     target = lib / "libascendcl.so"
-    command = [*command, "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-o", str(target), str(SOURCE), str(stubs)]
+    command = [*command, "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-o", str(target), str(SOURCE),
+               str(stubs)]
     done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise StandInError(f"dry_run: {shlex.join(command)} failed:\n{done.stdout}")

@@ -1,13 +1,14 @@
 """Auto parallel: MindSpore itself chooses how to cut two large layers."""
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 from mindspore.communication import init
 from mindspore.dataset import NumpySlicesDataset
 
 ms.set_context(mode=ms.GRAPH_MODE)
 init()
-ms.set_auto_parallel_context(parallel_mode="auto_parallel", search_mode="recursive_programming", full_batch=True)
+ms.set_auto_parallel_context(parallel_mode="auto_parallel", search_mode="recursive_programming",
+                             full_batch=True)
 
 
 class Net(nn.Cell):

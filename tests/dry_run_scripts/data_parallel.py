@@ -1,6 +1,6 @@
 """A two-layer network in data parallel: gradients of 1,738 float32 parameters are all-reduced."""
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.dataset import NumpySlicesDataset

@@ -4,4 +4,4 @@ import os
 if os.environ["RANK_ID"] == "1":
     import a_module_that_is_not_there  # noqa: F401
 
-import no_init  # noqa: E402, F401
+import no_init  # noqa: F401

@@ -1,6 +1,6 @@
 """A hand-written training loop of three graphs: gradients, their reduction, the optimizer."""
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 from mindspore.communication import init
 from mindspore.dataset import NumpySlicesDataset

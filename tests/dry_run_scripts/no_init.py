@@ -1,6 +1,6 @@
 """Forgets init(): compiles, but as a job of one process."""
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
 
 ms.set_context(mode=ms.GRAPH_MODE)

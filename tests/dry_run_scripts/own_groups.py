@@ -1,8 +1,8 @@
 """A group by hand: ranks should agree on it, and on what they do in it. The argument plants a fault."""
 import sys
 
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import create_group, get_rank, init
 

@@ -1,6 +1,6 @@
 """A pipeline of two stages: the first holds fc1, the second fc2."""
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import nn, ops
 from mindspore.communication import init
 from mindspore.dataset import NumpySlicesDataset

@@ -1,8 +1,8 @@
 """Semi-auto parallel: a batch cut into `rows`, the columns of a (512, 128) weight into `columns` slices."""
 import sys
 
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import init
 from mindspore.dataset import NumpySlicesDataset

@@ -1,6 +1,6 @@
 """Rank 0 sends what rank 1 never receives; further ranks only take part in an AllReduce."""
-import numpy as np
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import get_rank, init
 
