@@ -115,8 +115,8 @@ def collective(op, attributes, types, source):
     return Collective(
         op, group=find(r'group: "([^"]*)"', ""), ranks=tuple(map(int, re.findall(r"\d+", ranks))),
         dtype=dtype, shape=shape, bytes=sum(size(*tensor) for tensor in tensors),
-        reduce=find(r'[ {]op: "(\w+)"', ""), fusion=int(find(r"fusion: I64\((-?\d+)\)", 0)), peer=peer and int(peer),
-        tag=tag and int(tag), source=source)
+        reduce=find(r'[ {]op: "(\w+)"', ""), fusion=int(find(r"fusion: I64\((-?\d+)\)", 0)),
+        peer=peer and int(peer), tag=tag and int(tag), source=source)
 
 
 def user_line(lines):

@@ -91,9 +91,9 @@ def missing(package):
     asking, absent = set(), set()
     while queue:  # everything that loading the plugin pulls in
         name = queue.pop()
-        if name not in wheel:
+        if name not in paths:
             absent.add(name)
-        elif name not in asking:
+        elif name in wheel and name not in asking:
             asking.add(name)
             queue += wheel[name][1]
     # CANN's libraries have plain names; a version after .so marks the system's (libm.so.6, libmpi.so.40)
