@@ -61,7 +61,8 @@ def rank_facts(rank, rank_size, facts, log):
 def wrong_device(facts):
     """The error of a script that did not run on Ascend, or None."""
     if facts["plugin_error"]:
-        text = f"MindSpore's Ascend plugin did not load: {facts['plugin_error']}"
+        text = (f"MindSpore's Ascend plugin did not load: {facts['plugin_error']}; with CANN installed, "
+                "source its set_env.sh first")
     elif facts["device"] != "Ascend":
         text = (f"the script chose device {facts['device']} itself (set_device or set_context); "
                 "a dry run is of Ascend: leave the choice to MindSpore or to a flag")

@@ -19,7 +19,7 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("stand_ins.c")
 NO_COMPILER = (
     "dry_run: no C compiler found, and one is needed once, to build stand-ins for CANN's libraries. "
-    "Set CC to yours, or get one from PyPI: pip install ziglang, then CC='python -m ziglang cc'.")
+    "Set CC to yours, or get one from PyPI, which is then found by itself: pip install ziglang")
 
 
 class StandInError(Exception):
