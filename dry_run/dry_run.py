@@ -9,6 +9,7 @@ been compiled. Prints progress on stderr and the report on stdout; see README.md
 Exit codes: 0 all ranks compiled and agree; 1 a rank failed or ranks disagree; 2 bad arguments or no compiler.
 """
 import argparse
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -104,6 +105,12 @@ def jobs_at_a_time(wanted, ranks):
     return max(1, min(len(os.sched_getaffinity(0)), free // MEMORY_A_RANK, ranks))
 
 
+def kill_session(process):
+    """End a rank with all that it started; it may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 class Ranks:
     """The processes of a dry run."""
 
@@ -117,7 +124,7 @@ class Ranks:
         with self.lock:
             self.stopped = True
             for process in self.running:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_session(process)
 
     def run(self, rank):
         """Compile one rank; returns what the report says of it."""
@@ -148,7 +155,9 @@ class Ranks:
             if status is None:
                 how = f"not done after {self.options.timeout:g} s (--timeout)"
             elif os.WIFSIGNALED(status):
-                how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+                name = signal.Signals(os.WTERMSIG(status)).name
+                how = (f"ended by {name} (in PyNative mode operators run one by one, which needs CANN: use "
+                       "GRAPH_MODE or jit)")
             else:
                 how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
             about["error"]["message"] = f"{how}; its last line: {log[log.rfind(chr(10)) + 1:]}"
@@ -168,13 +177,10 @@ class Ranks:
                 break
             if in_time and time.monotonic() > deadline:
                 in_time = False
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_session(process)
             time.sleep(0.05)
         process.returncode = status  # it has been waited for, Popen must not
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        kill_session(process)
         return (status if in_time else None), usage
 
 

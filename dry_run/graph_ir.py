@@ -83,8 +83,8 @@ def values(text):
     """'(<Tensor[Float32], (4, 3)>, <Bool, NoShape>)' -> [('Float32', (4, 3)), ('Bool', ())]."""
     found = []
     for item in re.findall(r"<([^<>]*)>", text):
-        parts = split_top(item)
-        found.append(value(iter(leaf_types(parts[0])), parts[1]))
+        kind, shape = (split_top(item) + ["NoShape"])[:2]
+        found.append(value(iter(leaf_types(kind)), shape))
     return found
 
 
@@ -156,8 +156,10 @@ def parse(text):
                 steps[name].append(collective(node.group(1), line.partition("cnode_")[0], lines[i + 1],
                                               user_line(lines[i:end])))
         elif line.startswith("  Return(") and name == entry:
-            found = values(lines[i + 1])
-            output = found[0] if found else ()
+            try:
+                output = values(lines[i + 1])[0]
+            except (StopIteration, ValueError, IndexError):
+                output = ()  # a kind of value not known here; who uses it gets an empty tuple
 
     def expand(name, outer):
         for step in steps.get(name, ()):

@@ -2,6 +2,7 @@
 
 The list is not kept here: it is what the plugin of the installed wheel asks for and nothing provides.
 """
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -102,10 +103,8 @@ def missing(package):
     undefined -= set().union(*(elf[3] for elf in wheel.values()))
     system = [ctypes.CDLL(None)]
     for name in absent.difference(libraries):
-        try:
+        with contextlib.suppress(OSError):
             system.append(ctypes.CDLL(name))
-        except OSError:
-            pass
     # more functions and libraries are looked up by name while running: the names lie in the plugin as strings
     for name in ("libmindspore_ascend.so.2", "libmindspore_ascend_res_manager.so"):
         data = paths[name].read_bytes()

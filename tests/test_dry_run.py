@@ -333,8 +333,8 @@ GRAPH = """# IR entry: @main_1
 %para2_fc.weight: <Ref[Tensor[BFloat16]], (8, 2), ref_key=fc.weight, is_parameter>  :  has_default
 
 subgraph @micro_2(%para3_x) {
-  %0(dx) = ReduceScatter(%para3_x) primitive_attrs: {group: "two", fusion: I64(0), op: "sum", rank_list: (2, 3)} \
-cnode_attrs: {fusion: I64(9)}
+  %0(dx) = ReduceScatter(%para3_x) primitive_attrs: {group: "two", fusion: I64(0), op: "sum", \
+rank_list: (2, 3)} cnode_attrs: {fusion: I64(9)}
       : (<Tensor[Float16], (4, 8)>) -> (<Tensor[Float16], (2, 8)>)
       # In file /lib/site-packages/mindspore/nn/cell.py:1, 2~3/        x = f(x)/
       # In file /home/me/train.py:7~9, 4~10/    def construct(self, x):/
