@@ -75,6 +75,8 @@ def arguments():
         parser.error(f"{options.script}: no such script")
     if options.json and not Path(options.json).resolve().parent.is_dir():
         parser.error(f"--json {options.json}: its folder does not exist")
+    if options.keep and Path(options.keep).exists() and any(Path(options.keep).iterdir()):
+        parser.error(f"--keep {options.keep}: must be new or empty")
     if not importlib.util.find_spec("mindspore"):
         parser.error(f"{sys.executable} has no mindspore; pip install mindspore")
     return options

@@ -357,8 +357,8 @@ def collective_lines(same):
         trained = Counter((p["dtype"], tuple(p["slice_shape"])) for p in parameters if p["trained"])
         reduced = Counter((c["dtype"], tuple(c["shape"])) for c in own)
         if op == "AllReduce" and trained and not trained - reduced:
-            notes.append(f"the gradients of all trained parameters: {amount(same[0]['trained_bytes'])}")
+            notes.append(f"all gradients: {amount(same[0]['trained_bytes'])}")
         if len(fused) < len(own) - alone:
-            notes.append(f"{len(own) - alone} of them marked for fusion into {len(fused)}")
+            notes.append(f"{len(own) - alone} to be fused into {len(fused)}")
         rows.append((f"{op} {reduce}".strip(), across(calls), len(own), amount(total), ", ".join(notes)))
     return ["  Collectives a step:", *table(rows)]

@@ -189,7 +189,7 @@ def fill(folder, command, libraries, symbols):
     (folder / "python" / "hccl" / "__init__.py").write_text("")
     (folder / "python" / "hccl" / "sys_version.py").write_text("__sys_version__ = 'stand-in'\n")
 
-    bodies = set(re.findall(r"^\w[\w *]*?\b\**(\w+)\(.*\{", SOURCE.read_text(), re.MULTILINE))
+    bodies = set(re.findall(r"^\w[^;\n]*\b(\w+)\(void\) {", SOURCE.read_text(), re.MULTILINE))
     stubs = folder / "stubs.c"
     stubs.write_text("".join(f"long {name}(void) {{ return 0; }}\n"
                              for name in symbols if name not in bodies))

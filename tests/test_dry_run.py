@@ -83,7 +83,7 @@ def test_data_parallel_reduces_every_trained_parameter_once(dry_run, tmp_path):
         # the momenta are as large again; learning rate, momentum and step counter have 4 bytes each
         assert rank["parameter_bytes"] == 2 * expected + 12
     assert "rank 0 compiled" in err and "rank 7 compiled" in err
-    assert "the gradients of all trained parameters: 6,952 B, 4 of them marked for fusion into 1" in out
+    assert "all gradients: 6,952 B, 4 to be fused into 1" in out
     assert out.count("AllReduce") == 1  # ranks that are alike are told once
     log = (tmp_path / "kept" / "rank_7" / "log.txt").read_text()
     assert "step: 1," in log and "step: 2," not in log and "not reached" not in log
@@ -303,6 +303,7 @@ def test_without_a_compiler(dry_run, tmp_path, environment, words):
     (["--rank-size", "2", "--ranks", "a", "SCRIPT"], "as 0,8-15"),
     (["--rank-size", "2", "--jobs", "0", "SCRIPT"], "must be above 0"),
     (["--rank-size", "2", "--json", "/no/such/folder/x.json", "SCRIPT"], "its folder does not exist"),
+    (["--rank-size", "2", "--keep", str(SCRIPTS), "SCRIPT"], "must be new or empty"),
     (["SCRIPT"], "--rank-size"),
 ])
 def test_bad_arguments(monkeypatch, capsys, arguments, words):
