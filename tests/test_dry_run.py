@@ -243,13 +243,18 @@ def test_a_stopped_dry_run_leaves_no_process(cache, tmp_path):
         [*COMMAND, "--rank-size", "1", str(SCRIPTS / "never_ends.py"), str(pid)],
         env={**os.environ, "DRY_RUN_CACHE": str(cache), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
-    assert not alive(int(pid.read_text()))
-    assert not list(tmp_path.glob("dry_run_*"))
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+        assert not alive(int(pid.read_text()))
+        assert not list(tmp_path.glob("dry_run_*"))
+    finally:
+        process.kill()
+        if pid.exists() and alive(int(pid.read_text())):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 def test_an_installed_cann_is_used(dry_run, cache):
