@@ -207,9 +207,6 @@ def say(line):
 
 def compile_ranks(options, folder, environment):
     """Compile the ranks a few at a time; returns what the report says of each."""
-    if options.data:
-        stand_in_data(options.data, folder / "data")
-        environment["DATA_PATH"] = str(folder / "data")
     jobs = jobs_at_a_time(options.jobs, len(options.ranks))
     say(f"compiling {report.spell(options.ranks)} of {options.rank_size}, {jobs} at a time")
     ranks, done = Ranks(options, folder, environment), []
@@ -241,9 +238,13 @@ def main():
         say(f"stand-ins for CANN: {root}" + (f", built in {time.monotonic() - begin:.1f} s" if built else ""))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="dry_run_") as folder:
+        environment = environment_of(options, root)
+        if options.data:
+            stand_in_data(options.data, Path(folder) / options.data)
+            environment["DATA_PATH"] = str(Path(folder) / options.data)
         keep = Path(options.keep).resolve() if options.keep else Path(folder)
         try:
-            ranks = compile_ranks(options, keep, environment_of(options, root))
+            ranks = compile_ranks(options, keep, environment)
         except KeyboardInterrupt:
             say("dry_run: interrupted")
             return 130

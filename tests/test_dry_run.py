@@ -70,7 +70,8 @@ def alive(pid):
 
 
 def test_data_parallel_reduces_every_trained_parameter_once(dry_run, tmp_path):
-    code, out, err, found = dry_run(8, "0,7", "data_parallel.py", options=("--keep", str(tmp_path / "kept")))
+    code, out, err, found = dry_run(8, "0,7", "data_parallel.py",
+                                    options=("--keep", str(tmp_path / "kept"), "--data", "mnist"))
     assert code == 0, out + err
     assert [rank["rank"] for rank in found["ranks"]] == [0, 7]
     expected = 4 * (16 * 64 + 64 + 64 * 10 + 10)
