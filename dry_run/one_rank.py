@@ -153,7 +153,8 @@ def main():
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
-        if stop.code not in (None, 0):
+        # After a graph has run, an exit code judges numbers, and none are computed here.
+        if stop.code not in (None, 0) and not facts["graphs"]:
             facts["error"] = {"type": "SystemExit", "message": f"the script ended itself with {stop.code!r}",
                               **dict(zip(("file", "line", "code"), user_frame(stop)))}
     except Exception as error:  # noqa: BLE001 - whatever a user's script raises is what we report
