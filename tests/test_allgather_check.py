@@ -1,0 +1,79 @@
+"""The AllGather check: right matrices on every rank, and an honest end when something is wrong."""
+
+import os
+import re
+import signal
+
+import jobs
+import pytest
+
+LESSON = jobs.REPO / "allgather_check"
+MATRIX_4 = "[[0.]\n [1.]\n [2.]\n [3.]]\n"
+
+
+def test_the_tutorials_command_prints_the_matrix_on_every_rank(tmp_path):
+    result = jobs.succeeded(jobs.run("mpirun", "-n", 4, "--oversubscribe", "--allow-run-as-root", "--output-filename",
+                                     "logs:nocopy", "python", LESSON / "allgather_check.py", cwd=tmp_path))
+    assert result.seconds > 0
+    for rank in range(4):
+        output = (tmp_path / f"logs/1/rank.{rank}/stdout").read_text()
+        assert output.startswith(MATRIX_4)
+        assert re.search(rf"^rank {rank} of 4 on \S+, CPU \d+: AllGather ok, AllReduce ok, Broadcast ok$", output,
+                         re.MULTILINE)
+
+
+def test_msrun_starts_it_as_its_docstring_says(tmp_path):
+    port = 20000 + os.getpid() % 10000
+    result = jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}",
+                                     "--join=True", "--log_dir=logs", LESSON / "allgather_check.py", cwd=tmp_path,
+                                     env={"GLOG_v": "3"}))
+    assert result.ranks() == {0: 2, 1: 2}
+
+
+def test_without_a_launcher_it_says_what_would_start_it(tmp_path):
+    result = jobs.run(jobs.PYTHON, LESSON / "allgather_check.py", cwd=tmp_path)
+    assert result.code == 2
+    assert "mpirun -n 4 python allgather_check.py" in result.output
+
+
+@pytest.mark.parametrize("change", [
+    ("np.array([[rank]], np.float32)", "np.array([[rank // 2]], np.float32)"),
+    ("ops.Broadcast(0)", "ops.Broadcast(1)"),
+])
+def test_a_wrong_result_ends_with_exit_1_and_a_sentence(change, tmp_path):
+    lesson = jobs.planted("allgather_check", tmp_path, "allgather_check.py", change)
+    result = jobs.run("bash", lesson / "run.sh", 2, cwd=tmp_path)
+    assert result.code == 1
+    assert "WRONG" in result.output
+    assert "A collective gave a wrong result" in result.output
+    assert not result.left_over
+
+
+def test_a_rank_that_never_comes_is_missed(tmp_path):
+    environment = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(21000 + os.getpid() % 9000),
+                   "GLOG_v": "3"}
+    command = (jobs.PYTHON, LESSON / "allgather_check.py", "--timeout", 10)
+    with jobs.Job(*command, cwd=tmp_path, env={**environment, "MS_ROLE": "MS_SCHED"}):
+        result = jobs.run(*command, cwd=tmp_path, env={**environment, "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "0"})
+    assert result.code == 1
+    assert "The ranks could not talk to each other" in result.output
+    assert "Look for the one that ended or never started" in result.output
+
+
+def test_a_rank_killed_before_it_joins_ends_the_job(tmp_path):
+    lesson = jobs.planted("allgather_check", tmp_path, "allgather_check.py", (
+        "    init()\n", "    __import__('time').sleep(600 * int(os.environ['OMPI_COMM_WORLD_RANK']))\n    init()\n"))
+    with jobs.Job("bash", lesson / "run.sh", 2, cwd=tmp_path) as job:
+        os.kill(job.rank_process(1), signal.SIGKILL)
+        result = job.finish(timeout=30)
+    assert result.code == 137
+    assert "rank 1 failed" in result.output
+    assert not result.left_over
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["0"], "whole number from 1, not '0'"), (["x"], "not 'x'"), (["2", "3"], "too many arguments")])
+def test_bad_input(arguments, sentence, tmp_path):
+    result = jobs.run("bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
+    assert result.code == 2
+    assert sentence in result.output

@@ -1,0 +1,121 @@
+"""The data sets: exact layouts, real or learnable content, written whole or not at all."""
+
+import hashlib
+import signal
+import time
+
+import jobs
+import numpy as np
+import pytest
+from PIL import Image
+
+TOOL = jobs.REPO / "tools" / "make_datasets.py"
+
+
+def make(folder, name, *options, **kwargs):
+    return jobs.run(jobs.PYTHON, TOOL, name, folder, *options, cwd=folder.parent, **kwargs)
+
+
+def digest(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert files
+    return [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+
+
+def nearest_mean_accuracy(train, train_labels, test, test_labels):
+    """How well the class means alone tell the classes apart: learnable means far better than chance."""
+    means = np.stack([train[train_labels == label].mean(axis=0) for label in np.unique(train_labels)])
+    distances = ((test[:, None, :] - means[None]) ** 2).sum(axis=2)
+    return float(np.mean(np.unique(train_labels)[distances.argmin(axis=1)] == test_labels))
+
+
+def test_mnist_holds_real_digits_stratified(mnist):
+    sizes = {}
+    for part, count in (("train", 4000), ("t10k", 1000)):
+        images = (mnist / f"{part}-images-idx3-ubyte").read_bytes()
+        labels = (mnist / f"{part}-labels-idx1-ubyte").read_bytes()
+        assert np.frombuffer(images[:16], ">i4").tolist() == [2051, count, 28, 28]
+        assert np.frombuffer(labels[:8], ">i4").tolist() == [2049, count]
+        sizes[part] = (np.frombuffer(images[16:], np.uint8).reshape(count, 784) / 255.0,
+                       np.frombuffer(labels[8:], np.uint8))
+        assert np.bincount(sizes[part][1]).tolist() == [count // 10] * 10
+    assert nearest_mean_accuracy(*sizes["train"], *sizes["t10k"]) > 0.75
+    together = np.concatenate([sizes["train"][0], sizes["t10k"][0]])
+    assert len(np.unique(together, axis=0)) > 4990, "train and test overlap"
+
+
+def test_cifar10_has_the_binary_layout_and_can_be_learnt(cifar10):
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
+    records = {}
+    for name in names:
+        assert (cifar10 / name).stat().st_size == 10_000 * 3073
+        records[name] = np.fromfile(cifar10 / name, np.uint8).reshape(10_000, 3073)
+        assert np.bincount(records[name][:, 0]).tolist() == [1000] * 10
+    train, test = records[names[0]][:2000], records["test_batch.bin"][:1000]
+    assert nearest_mean_accuracy(train[:, 1:] / 255.0, train[:, 0], test[:, 1:] / 255.0, test[:, 0]) > 0.5
+
+
+def test_fruits_is_an_image_folder_tree(tmp_path):
+    jobs.succeeded(make(tmp_path / "fruits", "fruits", "--classes", 3, "--train-images", 4, "--test-images", 2))
+    for part, count in (("Training", 4), ("Test", 2)):
+        folders = sorted((tmp_path / "fruits" / part).iterdir())
+        assert len(folders) == 3
+        for folder in folders:
+            pictures = list(folder.glob("*.jpg"))
+            assert len(pictures) == count
+            assert Image.open(pictures[0]).size == (100, 100)
+
+
+@pytest.mark.parametrize(("name", "options"), [("mnist", ()), ("fruits", ("--classes", 2, "--train-images", 3))])
+def test_the_seed_decides_the_files(name, options, tmp_path):
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        jobs.succeeded(make(tmp_path / folder, name, *options, "--seed", seed))
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+    assert digest(tmp_path / "a") != digest(tmp_path / "c")
+
+
+def test_a_folder_in_use_is_left_alone_and_force_replaces_the_set_only(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "diary.txt").write_text("mine")
+    refused = make(folder, "mnist")
+    assert refused.code == 2
+    assert "is not empty; choose another folder, or replace it with --force" in refused.output
+    assert [path.name for path in folder.iterdir()] == ["diary.txt"]
+    jobs.succeeded(make(folder, "mnist", "--force"))
+    jobs.succeeded(make(folder, "mnist", "--force"))
+    assert (folder / "diary.txt").read_text() == "mine"
+    assert len(list(folder.iterdir())) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["data"], "no draft is left"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_set_does_not_look_whole(sent, tmp_path):
+    folder = tmp_path / "cifar"
+    with jobs.Job(jobs.PYTHON, TOOL, "cifar10", folder, cwd=tmp_path) as job:
+        while not (tmp_path / "cifar.partial").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        job.process.send_signal(sent)
+        result = job.finish()
+    assert result.code == (130 if sent == signal.SIGINT else -signal.SIGKILL)
+    assert not folder.exists()
+    jobs.succeeded(make(folder, "fruits", "--classes", 1, "--train-images", 1))  # and does not stand in the way
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_download_without_network_says_so(name, tmp_path):
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
+    result = make(tmp_path / "set", name, "--download", env=nowhere)
+    assert result.code == 2
+    assert "cannot download https://" in result.output
+    assert "are you offline?" in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [("imagenet", "x"), ("mnist",), ("fruits", "x", "--classes", "0")])
+def test_bad_arguments(arguments, tmp_path):
+    result = jobs.run(jobs.PYTHON, TOOL, *arguments, cwd=tmp_path)
+    assert result.code == 2
+    assert "usage:" in result.output

