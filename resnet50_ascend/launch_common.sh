@@ -292,7 +292,7 @@ show_first_rank() {
 # watch: until all ranks have ended. The first that fails ends the others: failed is then its number and code its
 # exit code; else failed is empty and code is 0.
 watch() {
-    local number left pid next_look=0
+    local number left pid next_look=0 last_end=0
     local -A status_of=() # of each process; under mpirun all ranks have one
     code=0 failed=""
     while true; do
@@ -313,7 +313,10 @@ watch() {
                 failed="$number" code="${status_of[$pid]}"
             fi
         done
-        [[ -z "$failed" && "$left" != 0 ]] || break
+        [[ -z "$failed" ]] || break
+        if ((left == 0)); then # the scheduler ends by itself, when the ranks of all machines have left
+            ((${#pids[@]} > 0 && SECONDS < (last_end = last_end ? last_end : SECONDS + 15))) || break
+        fi
         if ((SECONDS >= next_look)); then
             next_look=$((SECONDS + 1))
             warn_of_stall
@@ -323,24 +326,29 @@ watch() {
     end_all
 }
 
-# warn_of_stall: say so when no log has grown for STALL_MINUTES, and who has been quiet longest.
-stall_seconds="$(awk -v minutes="${STALL_MINUTES:-30}" 'BEGIN { print int(60 * minutes) }')"
+# warn_of_stall: say so when no log has grown for STALL_MINUTES, and name the rank that has been quiet longest, or
+# one that is stopped (state T), which makes all others wait.
+[[ "${STALL_MINUTES:=30}" =~ ^[0-9]*\.?[0-9]+$ ]] || die "STALL_MINUTES is '$STALL_MINUTES'; write a number of minutes"
+stall_seconds="$(awk -v minutes="$STALL_MINUTES" 'BEGIN { print int(60 * minutes) }')"
 warned=0
 warn_of_stall() {
-    local number now changed newest=0 oldest="" quietest=""
+    local number now changed state newest=0 oldest="" quietest="" quiet_state=""
     now="$(date +%s)"
     for number in "${!pids[@]}"; do
         [[ "${names[number]}" != scheduler ]] || continue
         changed="$(stat -c %Y "${logs[number]}" 2>/dev/null)" || changed="$now"
         ((changed <= newest)) || newest="$changed"
-        if [[ -z "$oldest" ]] || ((changed < oldest)); then
-            oldest="$changed" quietest="$number"
+        state="$(ps -o state= -p "${pids[number]}")" || true
+        if [[ -z "$oldest" || ("$state" == T && "$quiet_state" != T) ]] ||
+            [[ "$changed" -lt "$oldest" && "$quiet_state" != T ]]; then
+            oldest="$changed" quietest="$number" quiet_state="$state"
         fi
     done
-    ((now - newest >= stall_seconds && now - warned >= stall_seconds)) || return 0
+    [[ -n "$quietest" ]] && ((now - newest >= stall_seconds && now - warned >= stall_seconds)) || return 0
     warned="$now"
-    warn "no rank has written anything for $((now - newest)) s; quiet longest, since $(date -d "@$oldest" +%T): \
-${names[quietest]}, last line of ${logs[quietest]}: $(tail -n 1 "${logs[quietest]}")"
+    warn "no rank has written anything for $((now - newest)) s; quiet longest: ${names[quietest]}, since \
+$(date -d "@$oldest" +%T), process ${pids[quietest]} in state $quiet_state; the last line of ${logs[quietest]}: \
+$(tail -n 1 "${logs[quietest]}")"
 }
 
 # end_all: end every process that came of this launcher's starts, by session, first politely. At most 3 seconds.

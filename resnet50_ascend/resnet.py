@@ -36,7 +36,9 @@ class Bottleneck(nn.Cell):
         self.conv2 = convolution(channels, channels, 3, stride)
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = convolution(channels, 4 * channels, 1)
-        self.bn3 = nn.BatchNorm2d(4 * channels)
+        # A block begins as its short cut alone (Goyal et al., https://arxiv.org/abs/1706.02677, section 5.1): without
+        # it the sums grow from block to block, and small batches or 32x32 pictures train badly at first.
+        self.bn3 = nn.BatchNorm2d(4 * channels, gamma_init="zeros")
         self.relu = nn.ReLU()
         self.downsample = nn.Identity()
         if stride != 1 or in_channels != 4 * channels:  # the sum needs equal shapes

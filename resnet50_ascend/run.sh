@@ -92,6 +92,11 @@ if [[ -z "${RANK_TABLE_FILE:-}" ]]; then
 fi
 MB_PER_RANK=1200 prepare_target "${!device_of[@]}"
 [[ -z "$non_sink" ]] || set -- "$@" --no-sink
+scheduler=""
+if [[ "$DEVICE_TARGET" != Ascend ]] && ((ranks > 1)); then
+    scheduler=yes
+    choose_port
+fi
 check_data "${arguments[0]}" "$SCRIPT" "$@"
 
 # ------------------------------------------------------------------------------------------ start and watch
@@ -99,10 +104,7 @@ for ((rank = 0; rank < ranks; rank++)); do
     folders[rank]="device$rank"
 done
 move_aside "${folders[@]}" scheduler mpirun
-if [[ "$DEVICE_TARGET" != Ascend ]] && ((ranks > 1)); then
-    choose_port
-    start_scheduler "$ranks" scheduler
-fi
+[[ -z "$scheduler" ]] || start_scheduler "$ranks" scheduler
 if [[ -z "$non_sink" ]]; then
     for ((rank = 0; rank < ranks; rank++)); do
         start_rank "$rank" "$ranks" "device$rank" "train.log$rank" "$PYTHON" "$SCRIPT" "$@"
