@@ -61,6 +61,22 @@ check_data() {
     "$PYTHON" "$2" "${@:3}" --check || exit 2
 }
 
+# dry_run SIZE RANKS DATA_PATH SCRIPT [OPTION...]: instead of starting ranks, compile the Ascend graphs of RANKS (such as
+# 0-7) of SIZE on this machine, which needs neither card nor CANN, and end with the report. DATA_PATH "": a stand-in.
+dry_run() {
+    local size="$1" ranks="$2" data_path="$3" tool="$HERE/../dry_run/dry_run.py" options
+    shift 3
+    [[ -f "$tool" ]] || die "--dry-run needs the folder dry_run/ beside ${HERE##*/}/; copy it there"
+    options=(--rank-size "$size" --ranks "$ranks")
+    if [[ -n "$data_path" ]]; then
+        check_data "$data_path" "$@"
+    else
+        options+=(--data cifar10)
+    fi
+    unset DEVICE_TARGET # Ascend, whatever this machine has
+    exec "$PYTHON" "$tool" "${options[@]}" "$@"
+}
+
 # find_table SIZE: print the path of the rank table for so many ranks, or nothing if there is none.
 find_table() {
     local folder
