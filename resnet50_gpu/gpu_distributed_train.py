@@ -24,8 +24,6 @@ The lines that one card alone would not need are marked: grep -n "distributed:" 
 
 import argparse
 import os
-import re
-import sys
 from pathlib import Path
 
 import mpirun_on_cpu  # distributed: lets mpirun work on CPU too
@@ -33,8 +31,9 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn, ops  # distributed: ops
 from mindspore.communication import get_group_size, get_rank, init  # distributed: who am I, how many are we
-from mindspore.train import Callback, LossMonitor, Model
+from mindspore.train import LossMonitor, Model
 
+import checkpoints
 from fruits_files import check_fruits_folder
 from gpu_libraries import choose_device
 from resnet import resnet50
@@ -50,7 +49,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures, such as Fruits-360.")
     parser.add_argument("--data-path", default=os.getenv("DATA_PATH"), help="folder of Training and Test (DATA_PATH)")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step, over all cards together")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a step, of all ranks")  # distributed:
     parser.add_argument("--crop-size", type=int, default=32, help="training sees a random crop of this size,")
     parser.add_argument("--image-size", type=int, default=100, help="resized to this")
     parser.add_argument("--test-size", type=int, default=128, help="testing sees the whole picture, resized to this")
@@ -78,70 +77,24 @@ def parse_arguments():
         if len(args.train) < args.batch_size:
             raise ValueError(f"the {len(args.train)} training images are fewer than --batch-size {args.batch_size}; "
                              "use a smaller one")
-        args.first_epoch = last_epoch(args.ckpt_dir, len(args.classes)) if args.resume else 0
-        if not args.resume and list(args.ckpt_dir.glob(f"{PREFIX}*.ckpt")):
-            raise ValueError(f"{args.ckpt_dir} holds checkpoints of an earlier run; go on from them with --resume, or "
-                             "choose another --ckpt-dir")
-        args.ckpt_dir.mkdir(parents=True, exist_ok=True)
+        prefixes = [f"{checkpoints.PREFIX}_{rank}" for rank in range(launched)]  # distributed: a name for each rank
+        args.first_epoch = checkpoints.first_epoch(args.ckpt_dir, prefixes, args.resume, len(args.classes))
     except ValueError as error:
         parser.error(str(error))
-    except OSError as error:
-        parser.error(f"--ckpt-dir {args.ckpt_dir} cannot be made ({error.strerror}); choose another folder")
     return args
 
 
-# ------------------------------------------------------------------------------------------- checkpoints
-PREFIX = "fruit_360_renet50"  # the tutorial's spelling
-
-
-def checkpoint_name(rank=0):
-    return f"{PREFIX}_{rank}"  # distributed: no two ranks write one file
-
-
-def last_epoch(folder, classes):
-    """The newest epoch that a folder holds checkpoints of, if they fit this network.
-
-    Raises:
-        ValueError: there is none, or it is of another network.
-    """
-    saved = [{int(re.search(r"-(\d+)_\d+$", file.stem).group(1)): file  # distributed: what all ranks have saved:
-              for file in folder.glob(f"{checkpoint_name(rank)}-*_*.ckpt")} for rank in range(launched)]  # distributed:
-    common = set.intersection(*(set(of_rank) for of_rank in saved))  # distributed: a killed job may lack some
-    if not common:
-        raise ValueError(f"nothing to resume: {folder} holds no {checkpoint_name('N')}-<epoch>_<step>.ckpt")
-    epoch = max(common)
-    shape = getattr(ms.load_checkpoint(str(saved[0][epoch])).get("fc.weight"), "shape", None)
-    if shape != (classes, 2048):
-        raise ValueError(f"{saved[0][epoch]} is the checkpoint of another network: its last layer, fc.weight, has the "
-                         f"shape {shape}, this data set needs ({classes}, 2048); choose another --ckpt-dir")
-    return epoch
-
-
-class SaveCheckpoint(Callback):
-    """Save weights and optimizer after each epoch. Unlike ModelCheckpoint it adds no suffix to names on --resume."""
-
-    def __init__(self, folder, prefix):
-        super().__init__()
-        self.folder, self.prefix = folder, prefix
-
-    def on_train_epoch_end(self, run_context):
-        state = run_context.original_args()
-        draft = self.folder / f"{self.prefix}.draft.ckpt"
-        ms.save_checkpoint(state.train_network, str(draft))  # under another name first: no half file is ever found
-        draft.replace(self.folder / f"{self.prefix}-{state.cur_epoch_num}_{state.batch_num}.ckpt")
-
-
 # ---------------------------------------------------------------------------------------------- data set
-def create_dataset(args, mode, batch_size, rank=0, rank_size=1):
-    """Make the pipeline over a rank's share of the "train" or the "test" images.
+def create_dataset(args, mode, batch_size, rank, rank_size):  # distributed: which share of how many
+    """Make the pipeline over the "train" or the "test" images.
 
     Returns:
         A dataset of (image, label) batches: float32 (batch, 3, size, size), about -1 to 1; int32 (batch,). Training
-        draws a new order each epoch, the same on all ranks, of which rank r takes the places r, r + rank_size, ...
+        draws a new order each epoch.
     """
     ds.config.set_seed(args.seed)
     if mode == "train":
-        sampler = ds.DistributedSampler(rank_size, rank)  # distributed: this rank's share
+        sampler = ds.DistributedSampler(rank_size, rank)  # distributed: one order; places rank, rank + rank_size ...
         sampler.add_child(ds.SubsetSampler(args.train))
     else:
         # Filled up with an image that is not counted: all batches are full, so one compiled graph serves them all.
@@ -184,8 +137,9 @@ def run_train():
     print(f"rank size: {rank_size}, rank id: {rank}", flush=True)  # distributed: hello
     ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
 
-    train_dataset = create_dataset(args, "train", args.batch_size // rank_size, rank, rank_size)  # distributed:
-    test_dataset = create_dataset(args, "test", args.batch_size // rank_size, rank, rank_size)  # distributed:
+    local_batch = args.batch_size // rank_size  # distributed: the cards share the batch
+    train_dataset = create_dataset(args, "train", local_batch, rank, rank_size)  # distributed:
+    test_dataset = create_dataset(args, "test", local_batch, rank, rank_size)  # distributed:
     if args.steps:
         train_dataset = train_dataset.take(args.steps)
     train_batch_num = train_dataset.get_dataset_size()
@@ -201,16 +155,15 @@ def run_train():
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
     model = Model(net, loss_fn=loss, optimizer=optimizer)
 
-    prefix = checkpoint_name(rank)  # distributed: with the rank's number
+    prefix = f"{checkpoints.PREFIX}_{rank}"  # distributed: no two ranks write one file
     if args.resume:
-        file = next(args.ckpt_dir.glob(f"{prefix}-{args.first_epoch}_*.ckpt"))
-        ms.load_param_into_net(model.train_network, ms.load_checkpoint(str(file)))
-        print(f"resumed after epoch {args.first_epoch} from {file}", flush=True)
+        checkpoints.load(model.train_network, args.ckpt_dir, prefix, args.first_epoch)
         ds.config.set_fast_recovery(False)  # pass over the finished epochs' data, as if training had never stopped
         train_dataset.set_init_step(args.first_epoch * train_batch_num)
+    callbacks = [checkpoints.SaveCheckpoint(args.ckpt_dir, prefix), LossMonitor()]
     if args.first_epoch < args.epochs:
-        model.train(args.epochs, train_dataset, callbacks=[SaveCheckpoint(args.ckpt_dir, prefix), LossMonitor()],
-                    dataset_sink_mode=not args.no_sink, initial_epoch=args.first_epoch)
+        model.train(args.epochs, train_dataset, callbacks=callbacks, dataset_sink_mode=not args.no_sink,
+                    initial_epoch=args.first_epoch)
 
     if rank_size > 1 and not args.sync_bn:  # distributed: batch norm knows its own rank's images only: average,
         for parameter in net.untrainable_params():  # distributed: so that all ranks test
@@ -218,11 +171,11 @@ def run_train():
     right = []
     for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
         right.extend(model.predict(ms.Tensor(image)).asnumpy().argmax(axis=1) == label)
-    correct = sum(right[:len(args.test[rank::rank_size])])  # distributed: of this rank's share
+    correct = sum(right[:len(args.test[rank::rank_size])])  # distributed: the rest was not this rank's to test
     if rank_size > 1:  # distributed: add up all ranks' counts
         correct = ops.AllReduce()(ms.Tensor([correct], ms.float32)).asnumpy()[0]  # distributed:
     if rank == 0:  # distributed: all ranks know it, one says it
-        print(f"eval result: {{'accuracy': {float(correct / len(args.test))}}}", flush=True)
+        print(f"eval result: {{'accuracy': {float(correct / len(args.test))}}}", flush=True)  # distributed:
 
 
 if __name__ == "__main__":
