@@ -40,31 +40,35 @@ if not any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "R
 
 
 class Net(nn.Cell):
-    """Stacks the (1, 1) tensors of all ranks, in the order of the ranks: (1, 1) to (ranks, 1)."""
+    """The three collectives as one graph.
+
+    Takes float32 tensors x (1, 1), y (2,) and z (1,) of every rank. Returns the x of all ranks, stacked in the
+    order of the ranks, (ranks, 1); the sum of all y, (2,); and rank 0's z, (1,).
+    """
 
     def __init__(self):
         super().__init__()
         self.allgather = ops.AllGather()
+        self.allreduce = ops.AllReduce()
+        self.broadcast = ops.Broadcast(0)
 
-    def construct(self, x):
-        return self.allgather(x)
+    def construct(self, x, y, z):
+        return self.allgather(x), self.allreduce(y), self.broadcast((z,))[0]
 
 
 def check():
     """Print the gathered matrix and one line of verdicts; return True if every collective was right."""
     rank, rank_size = get_rank(), get_group_size()
-    gathered = Net()(ms.Tensor(np.array([[rank]], np.float32))).asnumpy()
+    gathered, reduced, sent = (output.asnumpy() for output in Net()(
+        ms.Tensor(np.array([[rank]], np.float32)),
+        ms.Tensor(np.array([1, rank], np.float32)),  # the sums: the number of ranks, and 0 + 1 + ... + (N - 1)
+        ms.Tensor(np.array([rank + 7], np.float32))))  # afterwards everyone has rank 0's 7
     print(gathered, flush=True)
-
-    # Every rank brings (1, rank): the sums are the number of ranks and 0 + 1 + ... + (N - 1).
-    reduced = ops.AllReduce()(ms.Tensor(np.array([1, rank], np.float32))).asnumpy()
-    # Every rank brings its own number, and has rank 0's afterwards.
-    (sent,) = ops.Broadcast(0)((ms.Tensor(np.array([rank + 7], np.float32)),))
 
     right = {
         "AllGather": np.array_equal(gathered.ravel(), np.arange(rank_size)),
         "AllReduce": np.array_equal(reduced, [rank_size, rank_size * (rank_size - 1) / 2]),
-        "Broadcast": np.array_equal(sent.asnumpy(), [7]),
+        "Broadcast": np.array_equal(sent, [7]),
     }
     device = f"{ms.get_context('device_target')} {ms.get_context('device_id')}"
     print(f"rank {rank} of {rank_size} on {platform.node()}, {device}: "

@@ -10,7 +10,7 @@
 set -euo pipefail
 
 _has_packages() {
-    "$1" - <<'PYTHON' 2>/dev/null
+    PATH="$1:$PATH" "$1/python" - <<'PYTHON' 2>/dev/null
 import importlib.util, shutil, sys
 packages = ["mindspore", "numpy", "mlxtend", "pytest", "xdist", "hypothesis"]
 sys.exit(any(importlib.util.find_spec(name) is None for name in packages) or shutil.which("mpirun") is None)
@@ -52,7 +52,7 @@ _make_venv() {
 }
 
 _use_environment() {
-    if [[ -n "${VIRTUAL_ENV:-}" && -z "${VENV:-}" ]] && _has_packages "$VIRTUAL_ENV/bin/python"; then
+    if [[ -n "${VIRTUAL_ENV:-}" && -z "${VENV:-}" ]] && _has_packages "$VIRTUAL_ENV/bin"; then
         export PATH="$VIRTUAL_ENV/bin:$PATH"
         return
     fi

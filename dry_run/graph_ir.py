@@ -1,0 +1,171 @@
+"""Read the compiled graphs that MindSpore writes as text (MS_DEV_SAVE_GRAPHS, `*_validate_*.ir`).
+
+`validate` is the last graph of the compiler's frontend: strategies are applied, collectives are inserted,
+parameters have the shape that this rank keeps. What the backend does later (kernels, memory, fusion) is not
+in it.
+"""
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+BYTES = {"Bool": 1, "Int4": 1, "Int8": 1, "UInt8": 1, "Int16": 2, "UInt16": 2, "Float16": 2, "BFloat16": 2,
+         "Int32": 4, "UInt32": 4, "Float32": 4, "Int64": 8, "UInt64": 8, "Float64": 8, "Complex64": 8,
+         "Complex128": 16}
+COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceScatterV", "Broadcast",
+               "Reduce", "Send", "Receive", "AlltoAll", "AllToAll", "AllToAllv", "AlltoAllV",
+               "NeighborExchange", "NeighborExchangeV2", "CollectiveScatter", "CollectiveGather", "Barrier",
+               "BatchISendIRecv")
+PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
+                       re.MULTILINE)
+NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
+CALL = re.compile(r" = call @([^(\s]+)\(| = %\d+\[@Partial\(@([^)]+)\)\]\(")
+SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
+
+
+class Collective(NamedTuple):
+    """One collective of a graph, as one rank runs it."""
+
+    op: str
+    group: str                  # the group's name
+    ranks: tuple[int, ...]      # the group's members where the graph names them, else empty
+    dtype: str
+    shape: tuple[int, ...]      # of what this rank contributes; of the result for AllGather and Receive
+    bytes: int                  # of a tensor of this shape
+    reduce: str                 # "sum", "max", ... or ""
+    fusion: int                 # the backend joins equal numbers above 0 into one call
+    peer: int | None            # Send and Receive: the other rank, counted within the group
+    tag: int | None             # Send and Receive
+    source: str                 # the user's line, "file:line", or "" where the compiler inserted it
+
+
+class Graph(NamedTuple):
+    """What the dry run wants to know of one graph."""
+
+    parameters: dict            # name -> (dtype, shape)
+    collectives: list           # in the order of the text, subgraphs as often as they are called
+    output: object              # nested tuples of (dtype, shape)
+
+
+def split_top(text):
+    """Split at commas that stand outside all brackets."""
+    parts, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [part for part in [*parts, text[start:].strip()] if part]
+
+
+def leaf_types(text):
+    """'Tuple[Tensor[Float32],Tuple[Tensor[Int32]*2]]' -> ['Float32', 'Int32', 'Int32']."""
+    text, _, times = text.partition("*") if text.rfind("*") > text.rfind("]") else (text, "", "1")
+    name, _, inside = text.partition("[")
+    if name in ("Tuple", "List", "Ref"):
+        leaves = [leaf for part in split_top(inside[:-1]) for leaf in leaf_types(part)]
+    else:
+        leaves = [inside[:-1] or name]
+    return leaves * int(times)
+
+
+def value(types, shape):
+    """Join the leaf types (an iterator) with the shape's text: nested tuples of (dtype, shape)."""
+    head, _, inside = shape.partition("(")
+    if head in ("TupleShape", "ListShape"):
+        return tuple(value(types, part) for part in split_top(inside[:-1]))
+    dims = () if shape == "NoShape" else tuple(int(dim) for dim in inside[:-1].split(",") if dim.strip())
+    return next(types), dims
+
+
+def values(text):
+    """'(<Tensor[Float32], (4, 3)>, <Bool, NoShape>)' -> [('Float32', (4, 3)), ('Bool', ())]."""
+    found = []
+    for item in re.findall(r"<([^<>]*)>", text):
+        kind, shape = (split_top(item) + ["NoShape"])[:2]
+        found.append(value(iter(leaf_types(kind)), shape))
+    return found
+
+
+def leaves_of(tree):
+    """The (dtype, shape) leaves of what `value` returns."""
+    if tree and isinstance(tree[0], str):
+        return [tree]
+    return [leaf for part in tree for leaf in leaves_of(part)]
+
+
+def size(dtype, shape):
+    """Bytes of a tensor; unknown dimensions (-1) count as one."""
+    return BYTES.get(dtype, 8) * math.prod(abs(dim) for dim in shape)
+
+
+def collective(op, attributes, types, source):
+    """Make a Collective of a node's attributes and of its line of types."""
+    def find(pattern, default=None):
+        match = re.search(pattern, attributes)
+        return match.group(1) if match else default
+
+    inputs, _, outputs = types.partition(" -> ")
+    tensors = [leaf for tree in values(outputs if op in ("AllGather", "AllGatherV", "Receive") else inputs)
+               for leaf in leaves_of(tree) if leaf[0] in BYTES]
+    ranks = find(r"group_rank_ids: \(([\d, ]*)\)") or find(r"rank_list: \(([\d, ]*)\)") or ""
+    peer, tag = find(r"(?:dest|src)_rank: I64\((\d+)\)"), find(r"sr_tag: I64\((\d+)\)")
+    dtype, shape = tensors[0] if tensors else ("", ())
+    return Collective(
+        op, group=find(r'group: "([^"]*)"', ""), ranks=tuple(map(int, re.findall(r"\d+", ranks))),
+        dtype=dtype, shape=shape, bytes=sum(size(*tensor) for tensor in tensors),
+        reduce=find(r'[ {]op: "(\w+)"', ""), fusion=int(find(r"fusion: I64\((-?\d+)\)", 0)),
+        peer=peer and int(peer), tag=tag and int(tag), source=source)
+
+
+def user_line(lines):
+    """The last 'In file' of some lines that is not MindSpore's own, as 'file:line', or ''."""
+    for line in reversed(lines):
+        match = SOURCE.search(line)
+        if match and "-packages/" not in match.group(1):
+            return f"{match.group(1)}:{match.group(2)}"
+    return ""
+
+
+def parse(text):
+    """Read one graph.
+
+    Args:
+        text: content of a `*_validate_*.ir` file.
+
+    Returns:
+        Graph.
+    """
+    parameters = {name: (dtype, tuple(int(dim) for dim in shape.split(",") if dim.strip()))
+                  for dtype, shape, name in PARAMETER.findall(text)}
+    entry = re.match(r"# IR entry: @(\S+)", text).group(1)
+    steps, output = {}, ()  # of each subgraph its collectives and the names of those it calls, in order
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        if line.startswith("subgraph @"):
+            name = line[len("subgraph @"):].partition("(")[0]
+            steps[name] = []
+        elif line.startswith("  %"):
+            node = NODE.match(line)
+            called = CALL.search(line)
+            if called:
+                steps[name].append(called.group(1) or called.group(2))
+            elif node and node.group(1) in COLLECTIVES:
+                end = next(j for j in range(i + 1, len(lines)) if not lines[j].startswith("      "))
+                steps[name].append(collective(node.group(1), line.partition("cnode_")[0], lines[i + 1],
+                                              user_line(lines[i:end])))
+        elif line.startswith("  Return(") and name == entry:
+            try:
+                output = values(lines[i + 1])[0]
+            except (StopIteration, ValueError, IndexError):
+                output = ()  # a kind of value not known here; who uses it gets an empty tuple
+
+    def expand(name, outer):
+        for step in steps.get(name, ()):
+            if isinstance(step, Collective):
+                yield step
+            elif step not in outer:  # a recursive call: how often is not known
+                yield from expand(step, (*outer, step))
+
+    return Graph(parameters, list(expand(entry, (entry,))), output)

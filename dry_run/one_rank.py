@@ -1,0 +1,167 @@
+"""Run one rank of a dry run: a training script, unmodified, in MindSpore's simulation.
+
+Started by dry_run.py as `one_rank.py FACTS GRAPHS RUNS SCRIPT [args ...]`. The script compiles its graphs as
+it would on an Ascend card. Running a graph is replaced by returning zeros of the shapes the graph promises,
+and the process ends when a graph is about to run for the (RUNS + 1)th time: by then one step has been
+compiled whole, however many graphs it is made of. What was seen goes to the file FACTS as JSON, the graphs to
+the folder GRAPHS.
+"""
+import ctypes
+import gc
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+import graph_ir
+import mindspore as ms
+import numpy as np
+from mindspore import _c_expression
+
+FACTS, GRAPHS, RUNS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
+         "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
+outputs, runs = {}, {}  # of each graph, by its phase
+
+
+def finish():
+    """Write the facts and end at once: MindSpore's own end would wait for devices."""
+    from mindspore.communication import GlobalComm
+    from mindspore.experimental.optim import Optimizer as NewOptimizer
+    from mindspore.nn import Optimizer
+    kinds = (Optimizer, NewOptimizer)
+    facts["initialised"] = bool(GlobalComm.INITED)
+    facts["device"] = ms.get_context("device_target")
+    trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), kinds)
+               for parameter in cell.parameters]
+    facts["trained"] = sorted({parameter.name for parameter in trained})
+    facts["layerwise"] = sorted({parameter.name for parameter in trained if parameter.layerwise_parallel})
+    Path(FACTS).write_text(json.dumps(facts))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if facts["error"] else 0)
+
+
+def zeros(tree):
+    """What a graph returns, as zeros: nested tuples of tensors and numbers."""
+    if tree and not isinstance(tree[0], str):
+        return tuple(zeros(part) for part in tree)
+    if not tree:
+        return ()
+    dtype, shape = tree
+    if dtype not in graph_ir.BYTES:
+        return None
+    return ms.Tensor(np.zeros([abs(dim) for dim in shape], np.float32), getattr(ms, dtype.lower()))
+
+
+def run_graph(phase):
+    """Stand in for one run of a graph."""
+    runs[phase] = runs.get(phase, 0) + 1
+    if runs[phase] > RUNS:
+        finish()
+    return zeros(outputs.get(phase, ()))
+
+
+def watch(executor):
+    """Note the graphs that an executor class compiles, and let it run none."""
+    compile_graph = executor.compile
+
+    def compile_and_note(self, obj, args, kwargs, phase, *rest):
+        before = set(GRAPHS.rglob("*_validate_*.ir"))
+        done = compile_graph(self, obj, args, kwargs, phase, *rest)
+        for path in sorted(set(GRAPHS.rglob("*_validate_*.ir")) - before):
+            facts["graphs"].append(str(path))
+            outputs[phase] = graph_ir.parse(path.read_text()).output
+        if hasattr(self, "get_parameter_layout"):
+            facts["layouts"].update(self.get_parameter_layout(phase))
+        return done
+
+    executor.compile = compile_and_note
+    executor.__call__ = lambda self, args, phase: run_graph(phase)
+
+
+def watch_functions(executor):
+    """Functions under `jit` run through the PyNative executor, which is told the graph just before."""
+    names = ("set_jit_compile_phase", "set_jit_compile_status")  # 2.10, 2.7
+    setter = next(name for name in names if hasattr(executor, name))
+    set_phase = getattr(executor, setter)
+    current = [""]
+
+    def note_phase(self, *args):
+        current[0] = args[-1]
+        return set_phase(self, *args)
+
+    setattr(executor, setter, note_phase)
+    executor.grad_jit = lambda self, *args: run_graph(current[0])
+
+
+def note_groups(manager):
+    """Note the communication groups that a script makes by hand."""
+    create_group = manager.create_group
+
+    def create_and_note(self, name, ranks, *rest):
+        facts["groups"][name] = list(ranks)
+        return create_group(self, name, ranks, *rest)
+
+    manager.create_group = create_and_note
+
+
+def user_frame(error):
+    """The innermost line of the user's own files that led to an exception, as (file, line, text)."""
+    if isinstance(error, SyntaxError):
+        return error.filename, error.lineno, (error.text or "").strip()
+    library = os.path.dirname(os.__file__)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        mine = frame.filename in (__file__, "<string>") or frame.filename.startswith("<frozen")
+        if not mine and "-packages/" not in frame.filename and not frame.filename.startswith(library):
+            return frame.filename, frame.lineno, frame.line
+    return "", 0, ""
+
+
+def describe(error):
+    """What a person needs of an exception: its first paragraph and the user's line."""
+    text = str(error)
+    file, line, code = user_frame(error)
+    for place in graph_ir.SOURCE.finditer(text.replace("\nIn file", "\n# In file")):
+        if "-packages/" not in place.group(1):  # a line of the network says more than the call of train()
+            file, line = place.group(1), int(place.group(2))
+            code = Path(file).read_text().splitlines()[line - 1].strip() if Path(file).is_file() else ""
+            break
+    return {"type": type(error).__name__, "message": text.partition("\n\n---")[0].strip(), "file": file,
+            "line": line, "code": code}
+
+
+def main():
+    """Run the script as `python SCRIPT args ...` would."""
+    script = sys.argv[4]
+    if facts["device"] != "Ascend":  # MindSpore's choice when it can load the plugin
+        try:
+            ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "plugin" / "libmindspore_ascend.so.2"))
+        except OSError as error:
+            facts["plugin_error"] = str(error)
+            finish()
+    for name in ("GraphExecutor_", "JitExecutor_"):
+        if hasattr(_c_expression, name):
+            watch(getattr(_c_expression, name))
+    watch_functions(_c_expression.PyNativeExecutor_)
+    note_groups(_c_expression.CollectiveManager)
+    sys.argv = sys.argv[4:]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    del sys.modules["graph_ir"]  # the script may have a module of this name
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        # After a graph has run, an exit code judges numbers, and none are computed here.
+        if stop.code not in (None, 0) and not facts["graphs"]:
+            facts["error"] = {"type": "SystemExit", "message": f"the script ended itself with {stop.code!r}",
+                              **dict(zip(("file", "line", "code"), user_frame(stop)))}
+    except Exception as error:  # noqa: BLE001 - whatever a user's script raises is what we report
+        traceback.print_exc()
+        facts["error"] = describe(error)
+    finish()
+
+
+if __name__ == "__main__":
+    main()

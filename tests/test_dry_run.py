@@ -1,0 +1,391 @@
+"""The dry run: real commands over the small scripts of dry_run_scripts, good ones and faulty ones."""
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = Path(__file__).resolve().parent / "dry_run_scripts"
+COMMAND = [sys.executable, str(ROOT / "dry_run" / "dry_run.py")]
+sys.path.insert(0, str(ROOT / "dry_run"))
+
+import dry_run as command  # noqa: E402
+import graph_ir  # noqa: E402
+import report as reporting  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A folder for the stand-ins that this test session alone uses."""
+    return tmp_path_factory.mktemp("stand_ins")
+
+
+@pytest.fixture
+def dry_run(cache, tmp_path):
+    """Run the real command; returns (exit code, stdout, stderr, the JSON report or None)."""
+
+    def run(rank_size, ranks, script, *args, options=(), **environment):
+        file = tmp_path / "report.json"
+        file.unlink(missing_ok=True)
+        done = subprocess.run(
+            [*COMMAND, "--rank-size", str(rank_size), "--ranks", ranks, "--json", str(file), *options,
+             str(SCRIPTS / script), *args], check=False, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "DRY_RUN_CACHE": str(cache), **environment})
+        found = json.loads(file.read_text()) if file.exists() else None
+        return done.returncode, done.stdout, done.stderr, found
+
+    return run
+
+
+def line_of(script, text):
+    """The number of the only line of a script that holds some text."""
+    lines = [i for i, line in enumerate((SCRIPTS / script).read_text().splitlines(), 1) if text in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def parameter(rank, name):
+    """One parameter of a rank's report."""
+    return next(p for p in rank["parameters"] if p["name"] == name)
+
+
+def total(rank, op):
+    """Bytes a step of one kind of collective."""
+    return sum(c["bytes"] for c in rank["collectives"] if c["op"] == op)
+
+
+def alive(pid):
+    """Whether a process still runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_data_parallel_reduces_every_trained_parameter_once(dry_run, tmp_path):
+    code, out, err, found = dry_run(8, "0,7", "data_parallel.py",
+                                    options=("--keep", str(tmp_path / "kept"), "--data", "mnist"))
+    assert code == 0, out + err
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 7]
+    expected = 4 * (16 * 64 + 64 + 64 * 10 + 10)
+    for rank in found["ranks"]:
+        assert rank["compiled"] and rank["seconds"] > 0 and rank["peak_bytes"] > 100 << 20
+        assert rank["trained_bytes"] == expected
+        assert {c["op"] for c in rank["collectives"]} == {"AllReduce"}
+        assert total(rank, "AllReduce") == expected
+        assert all(c["ranks"] == list(range(8)) for c in rank["collectives"])
+        # the momenta are as large again; learning rate, momentum and step counter have 4 bytes each
+        assert rank["parameter_bytes"] == 2 * expected + 12
+    assert "rank 0 compiled" in err and "rank 7 compiled" in err
+    assert "all gradients: 6,952 B, 4 to be fused into 1" in out
+    assert out.count("AllReduce") == 1  # ranks that are alike are told once
+    log = (tmp_path / "kept" / "rank_7" / "log.txt").read_text()
+    assert "step: 1," in log and "step: 2," not in log and "not reached" not in log
+
+
+@pytest.mark.parametrize("ranks", [8, 16])
+def test_semi_auto_slices_are_those_of_arithmetic(dry_run, ranks):
+    code, out, err, found = dry_run(ranks, f"0,{ranks - 1}", "semi_auto.py", "1", str(ranks), "16")
+    assert code == 0, out + err
+    for rank in found["ranks"]:
+        for name in ("weight", "moments.weight"):
+            weight = parameter(rank, name)
+            assert weight["shape"] == [512, 128]
+            assert weight["slice_shape"] == [512, 128 // ranks]
+            assert weight["bytes"] == 4 * 512 * 128 // ranks
+            assert weight["over_ranks"] == list(range(ranks))
+        whole = parameter(rank, "fc.weight")
+        assert whole["shape"] == whole["slice_shape"] == [10, 128] and whole["over_ranks"] == [rank["rank"]]
+        # only the gradients of what is not sliced are reduced, and the loss
+        assert total(rank, "AllReduce") == 4 * (10 * 128 + 10) + 4
+    assert f"(512, {128 // ranks})" in out
+
+
+def test_auto_parallel_slices_add_up(dry_run):
+    code, out, err, found = dry_run(4, "0,3", "auto_parallel.py")
+    assert code == 0, out + err
+    for rank in found["ranks"]:
+        sliced = [p for p in rank["parameters"] if p["slice_shape"] != p["shape"]]
+        assert {"fc1.weight", "fc2.weight"} <= {p["name"] for p in sliced}
+        for p in sliced:
+            assert rank["rank"] in p["over_ranks"]
+            assert graph_ir.size(p["dtype"], p["shape"]) == p["bytes"] * len(p["over_ranks"])
+
+
+@pytest.fixture(scope="session")
+def two_stages(cache, tmp_path_factory):
+    """The report on a pipeline of two stages on four ranks, and what was printed."""
+    file = tmp_path_factory.mktemp("two_stages") / "report.json"
+    done = subprocess.run(
+        [*COMMAND, "--rank-size", "4", "--json", str(file), str(SCRIPTS / "pipeline.py")], check=False,
+        capture_output=True, text=True, timeout=300, env={**os.environ, "DRY_RUN_CACHE": str(cache)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text()), done.stdout
+
+
+def test_pipeline_stages(two_stages):
+    found, out = two_stages
+    for rank in found["ranks"]:
+        assert rank["stage"] == rank["rank"] // 2
+        trained = {p["name"] for p in rank["parameters"] if p["trained"]}
+        assert trained == ({"fc1.weight", "fc1.bias"} if rank["rank"] < 2 else {"fc2.weight", "fc2.bias"})
+        # 4 micro batches of 4 pictures, half of them on each of the stage's ranks, forth and back
+        assert total(rank, "Send") == total(rank, "Receive") == 4 * (2 * 64 * 4)
+    assert found["faults"] == []
+    assert "Ranks 0-1, pipeline stage 0" in out and "Ranks 2-3, pipeline stage 1" in out
+    assert "0 to 2; 1 to 3" in out
+
+
+@pytest.mark.parametrize("plant, kinds, ranks", [
+    ("lose a Receive", {"Send"}, {0, 2}),
+    ("lose a Send", {"Receive"}, {0, 2}),
+    ("lose an AllReduce", {"sequence"}, {2, 3}),
+    ("another group", {"group"}, {3}),
+])
+def test_planted_disagreements_are_found(two_stages, plant, kinds, ranks):
+    ranks_of = copy.deepcopy(two_stages[0]["ranks"])
+    assert list(reporting.faults(ranks_of)) == []
+    calls = ranks_of[2 if "e a " in plant else 3]["collectives"]
+    at = {"lose a Receive": "Receive", "lose a Send": "Send"}.get(plant, "AllReduce")
+    one = next(c for c in calls if c["op"] == at)
+    if plant == "another group":
+        one["ranks"] = [1, 2, 3]
+    else:
+        calls.remove(one)
+    found = list(reporting.faults(ranks_of))
+    assert {fault["kind"] for fault in found} == kinds
+    assert set(found[0]["ranks"]) == ranks
+
+
+def test_steps_of_several_graphs(dry_run, tmp_path):
+    code, out, err, found = dry_run(8, "3", "jit_steps.py", options=("--keep", str(tmp_path / "kept")))
+    assert code == 0, out + err
+    rank, = found["ranks"]
+    assert total(rank, "AllReduce") == rank["trained_bytes"] == 4 * (16 * 10 + 10)
+    assert len(json.loads((tmp_path / "kept" / "rank_3" / "facts.json").read_text())["graphs"]) == 3
+    log = (tmp_path / "kept" / "rank_3" / "log.txt").read_text()
+    assert "step 0" in log and "step 1" not in log
+
+
+@pytest.mark.parametrize("arguments, reason", [
+    (("1", "3", "16"), "shape value 128 at dim index 1 cannot be divisible by strategy value 3"),
+    (("8", "1", "12"), "shape value 12 at dim index 0 cannot be divisible by strategy value 8"),
+], ids=["wrong strategy", "indivisible batch"])
+def test_strategies_that_do_not_fit(dry_run, arguments, reason):
+    code, out, err, found = dry_run(8, "0,5", "semi_auto.py", *arguments)
+    assert code == 1
+    for rank in found["ranks"]:
+        assert not rank["compiled"]
+        assert rank["error"]["line"] == line_of("semi_auto.py", "x = self.matmul(x, self.weight)")
+        assert any(reason in text for text in rank["error"]["reasons"])
+    line = f"semi_auto.py:{rank['error']['line']}: x = self.matmul(x, self.weight)"
+    assert "Ranks 0,5 FAILED" in out and reason in out and line in out
+    assert "rank 0 FAILED" in err and "rank 5 FAILED" in err
+
+
+def test_send_without_receive(dry_run):
+    code, out, _, found = dry_run(4, "0-2", "send_only.py")
+    assert code == 1
+    assert all(rank["compiled"] for rank in found["ranks"])
+    fault, = found["faults"]
+    assert fault["kind"] == "Send" and fault["ranks"] == [0, 1]
+    assert fault["source"].endswith(f"send_only.py:{line_of('send_only.py', 'self.send(x)')}")
+    assert "FAULT rank 0: Send to rank 1" in out and "has no Receive on rank 1" in out
+
+
+@pytest.mark.parametrize("fault", ["none", "members", "order"])
+def test_groups_made_by_hand(dry_run, fault):
+    code, out, err, found = dry_run(3, "0,1", "own_groups.py", fault)
+    assert code == (fault != "none"), out + err
+    kinds = {"none": [], "members": ["group"], "order": ["sequence"]}[fault]
+    assert [item["kind"] for item in found["faults"]] == kinds
+    if fault == "members":
+        assert "group 'pair' is ranks 0-2 for rank 1, but ranks 0-1 for rank 0" in out
+    if fault == "order":
+        assert "as number 1 rank 1 runs AllReduce sum" in out and "but rank 0 runs AllGather" in out
+        assert f"own_groups.py:{line_of('own_groups.py', 'self.gather(self.reduce(x))')}" in out
+
+
+def test_import_errors_and_a_missing_init(dry_run):
+    code, out, _, found = dry_run(2, "0-1", "import_error.py")
+    assert code == 1
+    first, second = found["ranks"]
+    assert "never called mindspore.communication.init()" in first["error"]["message"]
+    assert second["error"]["type"] == "ModuleNotFoundError"
+    assert second["error"]["file"].endswith("import_error.py")
+    assert second["error"]["line"] == line_of("import_error.py", "    import a_module_that_is_not_there")
+    assert "Rank 0 FAILED" in out and "Rank 1 FAILED" in out
+
+
+def test_a_script_that_chooses_the_cpu(dry_run):
+    code, out, *_ = dry_run(2, "1", "on_cpu.py")
+    assert code == 1
+    assert "the script chose device CPU itself" in out
+    assert f"on_cpu.py:{line_of('on_cpu.py', 'init()')}" in out
+
+
+def test_a_rank_that_hangs_is_ended(dry_run, tmp_path):
+    code, out, *_ = dry_run(2, "1", "never_ends.py", str(tmp_path / "pid"), options=("--timeout", "15"))
+    assert code == 1
+    assert "not done after 15 s (--timeout); its last line: now waiting" in out
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_a_stopped_dry_run_leaves_no_process(cache, tmp_path):
+    pid = tmp_path / "pid"
+    process = subprocess.Popen(
+        [*COMMAND, "--rank-size", "1", str(SCRIPTS / "never_ends.py"), str(pid)],
+        env={**os.environ, "DRY_RUN_CACHE": str(cache), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
+        assert not alive(int(pid.read_text()))
+        assert not list(tmp_path.glob("dry_run_*"))
+    finally:
+        process.kill()
+        if pid.exists() and alive(int(pid.read_text())):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_an_installed_cann_is_used(dry_run, cache):
+    code, *_ = dry_run(2, "0", "data_parallel.py")  # builds what plays CANN here
+    assert code == 0
+    cann = next(cache.glob("mindspore-*"))
+    home = str(cann / "latest")
+    code, out, err, _ = dry_run(
+        2, "0", "data_parallel.py", ASCEND_HOME_PATH=home, ASCEND_OPP_PATH=str(cann / "opp"),
+        LD_LIBRARY_PATH=f"{home}/lib64", PYTHONPATH=str(cann / "python"),
+        DRY_RUN_CACHE=str(cann / "not_here"))
+    assert code == 0, out + err
+    assert f"the installed CANN ({home})" in out and not (cann / "not_here").exists()
+    code, out, *_ = dry_run(2, "0", "data_parallel.py", ASCEND_HOME_PATH=home, LD_LIBRARY_PATH="")
+    assert code == 1 and "plugin did not load" in out and "set_env.sh" in out
+
+
+def test_builds_side_by_side(tmp_path):
+    build = ("import sys; sys.path.insert(0, sys.argv[1]); import stand_ins; "
+             "print(stand_ins.build(sys.argv[2], 'x')[0])")
+    package = Path(command.importlib.util.find_spec("mindspore").origin).parent
+    environment = {**os.environ, "DRY_RUN_CACHE": str(tmp_path)}
+    processes = [subprocess.Popen([sys.executable, "-c", build, str(ROOT / "dry_run"), str(package)],
+                                  env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = {process.communicate(timeout=120)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    folder, = folders
+    assert [str(path) for path in tmp_path.iterdir()] == [folder]
+    assert (Path(folder) / "latest" / "lib64" / "libge_runner.so").exists()
+
+
+@pytest.mark.parametrize("environment, words", [
+    ({"PATH": "/nowhere"}, ["no C compiler", "pip install ziglang"]),
+    ({"CC": "no-such-compiler"}, ["CC=no-such-compiler"]),
+    ({"CC": "false"}, ["false -shared", "failed"]),
+])
+def test_without_a_compiler(dry_run, tmp_path, environment, words):
+    if "PATH" in environment and command.importlib.util.find_spec("ziglang"):
+        pytest.skip("ziglang is installed here, so there is a compiler")
+    environment = {"DRY_RUN_CACHE": str(tmp_path / "cache"), **environment}
+    code, out, err, _ = dry_run(2, "0", "data_parallel.py", **environment)
+    assert code == 2 and out == ""
+    assert all(word in err for word in words)
+    assert not list(tmp_path.rglob("*.c"))
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--rank-size", "2", "no_such_script.py"], "no such script"),
+    (["--rank-size", "0", "SCRIPT"], "at least 1 rank"),
+    (["--rank-size", "2", "--ranks", "2", "SCRIPT"], "ranks 0 to 1"),
+    (["--rank-size", "2", "--ranks", "a", "SCRIPT"], "as 0,8-15"),
+    (["--rank-size", "2", "--jobs", "0", "SCRIPT"], "must be above 0"),
+    (["--rank-size", "2", "--json", "/no/such/folder/x.json", "SCRIPT"], "its folder does not exist"),
+    (["--rank-size", "2", "--keep", str(SCRIPTS), "SCRIPT"], "must be new or empty"),
+    (["SCRIPT"], "--rank-size"),
+])
+def test_bad_arguments(monkeypatch, capsys, arguments, words):
+    script = str(SCRIPTS / "data_parallel.py")
+    monkeypatch.setattr(sys, "argv", ["dry_run.py", *(script if a == "SCRIPT" else a for a in arguments)])
+    with pytest.raises(SystemExit) as stop:
+        command.arguments()
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_stand_in_data_is_valid(tmp_path):
+    for kind in ("cifar10", "mnist"):
+        command.stand_in_data(kind, tmp_path / kind)
+    count = ("import sys, mindspore.dataset as ds; print("
+             "ds.Cifar10Dataset(sys.argv[1], usage='train', num_shards=16, shard_id=15).get_dataset_size(), "
+             "ds.Cifar10Dataset(sys.argv[1], usage='test').get_dataset_size(), "
+             "ds.MnistDataset(sys.argv[2], usage='train').get_dataset_size(), "
+             "next(ds.MnistDataset(sys.argv[2], usage='test').create_tuple_iterator())[0].shape)")
+    done = subprocess.run([sys.executable, "-c", count, str(tmp_path / "cifar10"), str(tmp_path / "mnist")],
+                          check=True, capture_output=True, text=True)
+    assert done.stdout.split(maxsplit=3) == ["625", "10000", "8192", "(28, 28, 1)\n"]
+
+
+GRAPH = """# IR entry: @main_1
+# Total subgraphs: 2
+%para1_x: <Tensor[Float16], (4, 8)> : [4, 8]
+%para2_fc.weight: <Ref[Tensor[BFloat16]], (8, 2), ref_key=fc.weight, is_parameter>  :  has_default
+
+subgraph @micro_2(%para3_x) {
+  %0(dx) = ReduceScatter(%para3_x) primitive_attrs: {group: "two", fusion: I64(0), op: "sum", \
+rank_list: (2, 3)} cnode_attrs: {fusion: I64(9)}
+      : (<Tensor[Float16], (4, 8)>) -> (<Tensor[Float16], (2, 8)>)
+      # In file /lib/site-packages/mindspore/nn/cell.py:1, 2~3/        x = f(x)/
+      # In file /home/me/train.py:7~9, 4~10/    def construct(self, x):/
+      # In file /home/me/train.py:8, 12~20/        x = g(x)/
+      # In file /lib/site-packages/mindspore/ops.py:5, 2~3/        return h(x)/
+  Return(%0)
+      : (<Tensor[Float16], (2, 8)>)
+}
+
+subgraph @main_1() {
+  %0(a) = call @micro_2(%para1_x) {instance name: x}
+      : (<Tensor[Float16], (4, 8)>) -> (<Tensor[Float16], (2, 8)>)
+  %1(b) = AllGather(%0) {instance name: ag} primitive_attrs: {group: "hccl_world_group", fusion: I64(3)}
+      : (<Tensor[Float16], (2, 8)>) -> (<Tensor[Float16], (8, 8)>)
+  %2(c) = %1[@Partial(@micro_2)](%1)
+      : (<Tensor[Float16], (4, 8)>) -> (<Tensor[Float16], (2, 8)>)
+  %3(d) = Receive(%2) primitive_attrs: {src_rank: I64(1), group: "two", sr_tag: I64(5), rank_list: (2, 3)}
+      : (<Tensor[Float16], (4, 8)>) -> (<Tensor[Int32], (3)>)
+  Return(%3)
+      : (<Tuple[Tensor[Float32],Tuple[Tensor[Int32]*2],Bool], TupleShape((), TupleShape((3), (2, 1)), \
+NoShape)>)
+}
+"""
+
+
+def test_parsing_a_graph():
+    graph = graph_ir.parse(GRAPH)
+    assert graph.parameters == {"fc.weight": ("BFloat16", (8, 2))}
+    assert [c.op for c in graph.collectives] == ["ReduceScatter", "AllGather", "ReduceScatter", "Receive"]
+    scatter, gather, _, receive = graph.collectives
+    assert scatter == ("ReduceScatter", "two", (2, 3), "Float16", (4, 8), 64, "sum", 0, None, None,
+                       "/home/me/train.py:8")
+    assert (gather.ranks, gather.shape, gather.bytes, gather.fusion) == ((), (8, 8), 128, 3)
+    assert (receive.peer, receive.tag, receive.shape, receive.bytes) == (1, 5, (3,), 12)
+    assert graph.output == (("Float32", ()), (("Int32", (3,)), ("Int32", (2, 1))), ("Bool", ()))
+
+
+def test_over_which_ranks_a_parameter_is_sliced():
+    # ranks 4 to 7 as a 2 x 2 matrix; dimension 0 is cut by its last axis, dimension 1 by none
+    layout = [[2, 2], [0, -1], [4, 8], 0, True, "", [8, 8]]
+    assert reporting.sliced_over(6, layout, (4, 8), {}) == [6, 7]
+    layout = [[2, 2], [1, -1], [4, 8], 0, True, "", [8, 8]]
+    assert reporting.sliced_over(6, layout, (4, 8), {}) == [4, 6]
+    # and the optimizer cuts what is left over the pair 6, 7
+    layout[5] = "pair"
+    assert reporting.sliced_over(6, layout, (2, 8), {"pair": [6, 7]}) == [4, 5, 6, 7]
+    assert reporting.short([0, 1, 2, 3, 7]) == "0-3,7"
