@@ -1,5 +1,5 @@
 """Finds and checks the CIFAR-10 files of a folder before training starts. The same in one process and in many."""
-Copy of resnet50_ascend/cifar10_files.py; tools/copies.py --fix refreshes it.
+# Copy of resnet50_ascend/cifar10_files.py; tools/copies.py --fix refreshes it.
 
 from pathlib import Path
 
