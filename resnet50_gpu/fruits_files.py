@@ -51,8 +51,8 @@ def _check_part(part, skip_bad):
     with ThreadPoolExecutor() as pool:
         good = list(pool.map(_is_picture, files))
     if not skip_bad and not all(good):
-        raise ValueError(f"{files[good.index(False)]} is no picture that can be read ({good.count(False)} such in {part}); "
-                         "remove it, or go on without with --skip-bad")
+        raise ValueError(f"{files[good.index(False)]} is no picture that can be read ({good.count(False)} such in "
+                         f"{part}); remove it, or go on without with --skip-bad")
     for name in classes:
         if not any(is_good for is_good, its_class in zip(good, of_class) if its_class == name):
             raise ValueError(f"the class {part / name} holds no picture; add some or remove its folder")
