@@ -32,8 +32,8 @@ need_python() {
         die "$PYTHON has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r requirements.txt"
 }
 
-# choose_target: what the ranks will run on; DEVICE_TARGET says otherwise.
-choose_target() {
+# read_settings: DEVICE_TARGET, what the ranks will run on (what is there, unless set), and STALL_MINUTES.
+read_settings() {
     if [[ -z "${DEVICE_TARGET:-}" ]]; then
         if [[ -e /dev/davinci_manager ]]; then
             DEVICE_TARGET=Ascend
@@ -45,6 +45,8 @@ choose_target() {
     fi
     [[ "$DEVICE_TARGET" =~ ^(Ascend|GPU|CPU)$ ]] || die "DEVICE_TARGET is '$DEVICE_TARGET'; write Ascend, GPU or CPU"
     export DEVICE_TARGET
+    [[ "${STALL_MINUTES:=30}" =~ ^[0-9]*\.?[0-9]+$ ]] || die "STALL_MINUTES is '$STALL_MINUTES'; write a number of minutes"
+    stall_seconds="$(awk -v minutes="$STALL_MINUTES" 'BEGIN { print int(60 * minutes) }')"
 }
 
 # check_size N: N must be a number of ranks.
@@ -328,8 +330,6 @@ watch() {
 
 # warn_of_stall: say so when no log has grown for STALL_MINUTES, and name the rank that has been quiet longest, or
 # one that is stopped (state T), which makes all others wait.
-[[ "${STALL_MINUTES:=30}" =~ ^[0-9]*\.?[0-9]+$ ]] || die "STALL_MINUTES is '$STALL_MINUTES'; write a number of minutes"
-stall_seconds="$(awk -v minutes="$STALL_MINUTES" 'BEGIN { print int(60 * minutes) }')"
 warned=0
 warn_of_stall() {
     local number now changed state newest=0 oldest="" quietest="" quiet_state=""

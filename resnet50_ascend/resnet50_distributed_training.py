@@ -45,7 +45,7 @@ def parse_arguments(argv):
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Momentum(0.9)")
     parser.add_argument("--seed", type=int, default=1, help="initial weights, order of the images, random crops")
     parser.add_argument("--steps", type=int, help="stop each epoch after this many steps")
-    parser.add_argument("--test-images", type=int, help="test on the first N images only")
+    parser.add_argument("--test-images", type=int, help="test on the first N images only; 0: no test")
     parser.add_argument("--parallel-mode", choices=("auto_parallel", "data_parallel"), default="auto_parallel",
                         help="let MindSpore split every operator as it finds best, or only split the batch")
     parser.add_argument("--no-sink", action="store_true", help="hand over the data step by step, see the README")
@@ -53,9 +53,9 @@ def parse_arguments(argv):
     parser.add_argument("--resume", action="store_true", help="go on after the last epoch saved in --ckpt-dir")
     parser.add_argument("--check", action="store_true", help="only check the options and the data, then stop")
     args = parser.parse_args(argv)
-    for name in ("epochs", "batch_size", "steps", "test_images"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1), ("test_images", 0)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     if args.image_size < 32 or args.lr <= 0:
         parser.error("--image-size must be at least 32 and --lr greater than 0")
     if args.resume and not args.ckpt_dir:
@@ -63,7 +63,7 @@ def parse_arguments(argv):
     args.data_path = os.getenv("DATA_PATH")
     try:
         args.train_images, test_images = check_cifar10_folder(args.data_path)
-        args.test_images = min(args.test_images or test_images, test_images)
+        args.test_images = test_images if args.test_images is None else min(args.test_images, test_images)
         if args.ckpt_dir:
             # A relative folder means: from where the launcher was started, not from this rank's deviceN/.
             args.ckpt_dir = Path(os.getenv("LAUNCH_DIR", ""), args.ckpt_dir)
@@ -102,9 +102,9 @@ def join_ranks(parallel_mode):
     return get_rank(), get_group_size()  # distributed:
 
 
-def over_ranks(value, reduce_op):  # distributed:
-    """Combine a tensor of every rank by all-reduce; all ranks get the result."""  # distributed:
-    return ops.AllReduce(reduce_op)(value)  # distributed:
+def sum_over_ranks(value):  # distributed:
+    """Add up a tensor of every rank by all-reduce; all ranks get the sum."""  # distributed:
+    return ops.AllReduce(ops.ReduceOp.SUM)(value)  # distributed:
 
 
 # ---------------------------------------------------------------------------------------------- data set
@@ -175,7 +175,7 @@ def resume(train_network, folder, rank_size):
     epoch_of = {file: int(re.search(r"-(\d+)_\d+\.ckpt$", file.name).group(1)) for file in folder.glob("*-*_*.ckpt")}
     newest = max(epoch_of.values(), default=0)
     if rank_size > 1:  # distributed: a killed job may not have saved its last epoch on all ranks
-        newest = int(over_ranks(ms.Tensor([newest], ms.float32), ops.ReduceOp.MIN).asnumpy()[0])  # distributed:
+        newest = int(ops.AllGather()(ms.Tensor([newest], ms.float32)).asnumpy().min())  # distributed:
     files = [file for file, epoch in epoch_of.items() if epoch == newest]
     if not files:
         sys.exit(f"nothing to resume: {folder} and the other ranks' folders share no saved epoch; resume with as many "
@@ -195,7 +195,6 @@ def test_train_cifar(argv=()):
     rank, rank_size = join_ranks(args.parallel_mode)
     if rank == 0:  # distributed: one says it
         print(f"{args.train_images} training images, {args.test_images} test images", flush=True)
-    ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size, args.seed)
     if args.steps:
         dataset = dataset.take(args.steps)
@@ -203,6 +202,8 @@ def test_train_cifar(argv=()):
     if steps == 0:
         sys.exit(f"the {args.train_images} training images are fewer than one step needs; use a smaller --batch-size")
 
+    # After create_dataset, whose seed is another on each rank: it also seeds what weights are drawn from.
+    ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
     net = resnet50(num_classes=10)
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
@@ -230,9 +231,9 @@ def test_train_cifar(argv=()):
 def count_right(model, net, args, rank, rank_size):
     """How many of the test images the network gets right; each image is tested once, by one of the ranks."""
     if rank_size > 1 and ms.get_auto_parallel_context("parallel_mode") == "data_parallel":  # distributed: each rank's
-        for parameter in net.untrainable_params():  # distributed: batch norm knows its own images only: average,
-            mean = over_ranks(parameter, ops.ReduceOp.SUM) / rank_size  # distributed: so that all test
-            ops.assign(parameter, mean)  # distributed: one and the same network
+        for parameter in net.untrainable_params():  # distributed: batch norm knows its own images only: average it, so
+            mean = sum_over_ranks(parameter) / rank_size  # distributed: that all test the same network
+            ops.assign(parameter, mean)  # distributed: (left alone in automatic parallel, which may slice it)
     mine = list(range(rank, args.test_images, rank_size))  # distributed: this rank's share
     # Filled up with image 0, not counted, to full batches: all ranks take equally many steps, of one shape.
     steps = -(-args.test_images // (rank_size * args.batch_size))
@@ -241,10 +242,13 @@ def count_right(model, net, args, rank, rank_size):
     dataset = dataset.map(to_network_input(args.image_size), "image").batch(args.batch_size)
     right = []
     for image, label in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-        right.extend(model.predict(ms.Tensor(image)).asnumpy().argmax(axis=1) == label)
+        logits = model.predict(ms.Tensor(image)).asnumpy()
+        if len(logits) > len(label):  # distributed: automatic parallel gives the logits of all ranks, in their order
+            logits = logits[rank * len(label):(rank + 1) * len(label)]  # distributed: take this rank's
+        right.extend(logits.argmax(axis=1) == label)
     count = int(sum(right[:len(mine)]))
     if rank_size > 1:  # distributed: add up all ranks' counts
-        count = int(over_ranks(ms.Tensor([count], ms.float32), ops.ReduceOp.SUM).asnumpy()[0])  # distributed:
+        count = int(sum_over_ranks(ms.Tensor([count], ms.float32)).asnumpy()[0])  # distributed:
     return count
 
 

