@@ -135,8 +135,6 @@ def run_train():
     else:  # distributed: say what starts several
         print("One process. To start 4: mpirun -n 4 python3 gpu_distributed_train.py", flush=True)  # distributed:
     print(f"rank size: {rank_size}, rank id: {rank}", flush=True)  # distributed: hello
-    ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
-
     local_batch = args.batch_size // rank_size  # distributed: the cards share the batch
     train_dataset = create_dataset(args, "train", local_batch, rank, rank_size)  # distributed:
     test_dataset = create_dataset(args, "test", local_batch, rank, rank_size)  # distributed:
@@ -146,6 +144,8 @@ def run_train():
     print(f"train dataset batch num: {train_batch_num}", flush=True)
     print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
+    # After create_dataset(), whose seed is another on each rank: it also seeds what weights are drawn from.
+    ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
     net = resnet50(len(args.classes))
     if args.sync_bn and rank_size > 1:  # distributed: else batch norm sees this rank's images only
         synchronise_batch_norm(net, rank_size)  # distributed:

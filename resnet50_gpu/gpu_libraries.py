@@ -23,6 +23,10 @@ def visible_cards():
 
 def reason():
     """Why MindSpore cannot use a card here, one sentence; "" if it can load all that it needs."""
+    return _toolkit_problem() or _library_problem()
+
+
+def _toolkit_problem():
     home = os.getenv("CUDA_HOME")
     if not home:
         return f"CUDA_HOME is not set: {TOOLKIT}"
@@ -38,11 +42,15 @@ def reason():
         return f"{nvcc} --version does not name a release: {TOOLKIT}"
     if not (11, 6) <= (int(release[1]), int(release[2])) < (12, 0):
         return f"{nvcc} is of CUDA {release[1]}.{release[2]}, the plugin is for 11.6: {TOOLKIT}"
+    return ""
+
+
+def _library_problem():
     try:
         import mindspore as ms
         ms.set_context(device_target="GPU")
     except (RuntimeError, ValueError) as error:
-        missing = re.search(r"(\S+): cannot open shared object file", str(error))
+        missing = re.search(r"libmindspore_gpu\S* failed\. (\S+): cannot open shared object", str(error))
         if not missing:
             return f"MindSpore refuses the GPU: {str(error).splitlines()[0]}"
         if missing[1] == "libcuda.so.1":

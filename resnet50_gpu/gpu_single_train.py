@@ -109,7 +109,6 @@ def run_train():
         return
     choose_device()
     ms.set_context(mode=ms.GRAPH_MODE)
-    ms.set_seed(args.seed)
 
     train_dataset = create_dataset(args, "train", args.batch_size)
     test_dataset = create_dataset(args, "test", args.batch_size)
@@ -119,6 +118,7 @@ def run_train():
     print(f"train dataset batch num: {train_batch_num}", flush=True)
     print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
+    ms.set_seed(args.seed)
     net = resnet50(len(args.classes))
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     # The tutorial gives the optimizer loss_scale=1024 but does not scale the loss, so that each gradient is divided
