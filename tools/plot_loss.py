@@ -23,7 +23,7 @@ RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9
 JOINT_LOGS = ("train.log", "device/train.log")
 NUMBER = r"([-+]?\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
-LOSS = re.compile(r"(?:\[(?:rank |\d+,)(\d+)\]\S* )?epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)
+LOSS = re.compile(r"(?:\[(?:rank |\d+,)(\d+)\](?:<\w+>:| ))?epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)
 ACCURACY = re.compile(r"accuracy'?: " + NUMBER)
 
 
@@ -52,7 +52,7 @@ def read_log(file):
 
     Returns:
         (losses, accuracies): losses is a dict from rank to a list of (epoch, step, loss) in printed order. The key is
-        None for lines without a rank; where several ranks print the same step without one, the second is None, too.
+        None for lines that do not name their rank.
         accuracies is a list of (epoch, accuracy), epoch that of the loss before.
     """
     losses, accuracies, epoch = {}, [], 0
