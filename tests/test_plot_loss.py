@@ -34,13 +34,13 @@ def test_a_launchers_logs_are_found_in_the_order_of_the_ranks(names, tmp_path):
 
 def test_what_is_read_from_lines(tmp_path):
     write(tmp_path, "train.log", "[rank 1] epoch: 1 step: 1, loss is 2e-1\n[rank 0] epoch: 1 step: 1, loss is 3\n"
-          "[1,0]<stdout>:epoch: 1 step: 2, loss is nan\n[rank 0] accuracy: 0.5 (1 of 2)\naccuracy: 0.5 (1 of 2)\n"
-          "rank 0: loss 3 -> 1 (stdout)\neval result: {'accuracy': 0.75}\n")
+          "[1,0]<stdout>:epoch: 1 step: 2, loss is nan\neval result: {'accuracy': 0.75}\n"
+          "[rank 0] accuracy: 0.5 (1 of 2)\nrank 0: loss 3 -> 1 (stdout)\naccuracy: 0.5 (1 of 2)\n")
     losses, accuracies = plot_loss.read_log(tmp_path / "train.log")
     assert losses[1] == [(1, 1, 0.2)]
     assert losses[0][0] == (1, 1, 3.0)
     assert losses[0][1][2] != losses[0][1][2], "nan is kept"
-    assert accuracies == [(1, 0.5), (1, 0.75)]
+    assert accuracies == [(1, 0.75), (1, 0.5)]
 
 
 def test_steps_are_counted_over_epochs():

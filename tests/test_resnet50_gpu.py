@@ -106,8 +106,9 @@ def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_
             port = probe.getsockname()[1]
         folder = tmp_path / f"logs{len(options)}"
         jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}",
-                                "--join=True", f"--log_dir={folder}", LESSON / "gpu_distributed_train.py", "--data-path", fruits,
-                                *SMALL, "--steps", 4, *options, cwd=tmp_path, env=CPU, timeout=400))
+                                "--join=True", f"--log_dir={folder}", LESSON / "gpu_distributed_train.py",
+                                "--data-path", fruits, *SMALL, "--steps", 4, *options, cwd=tmp_path, env=CPU,
+                                timeout=400))
         return [(folder / f"worker_{rank}.log").read_text() for rank in range(2)]
 
     first = msrun()

@@ -23,7 +23,8 @@ RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9
 JOINT_LOGS = ("train.log", "device/train.log")
 NUMBER = r"([-+]?\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
-LOSS = re.compile(r"(?:\[(?:rank |\d+,)(\d+)\](?:<\w+>:| ))?epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)
+RANK = r"(?:\[(?:rank |\d+,)(\d+)\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
+LOSS = re.compile(RANK + r"epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)
 ACCURACY = re.compile(r"accuracy'?: " + NUMBER)
 
 
@@ -63,7 +64,9 @@ def read_log(file):
         accuracy = ACCURACY.search(line)
         if accuracy and "rank" not in line[accuracy.end():]:
             accuracies.append((epoch, float(accuracy[1])))
-    return losses, list(dict.fromkeys(accuracies))  # a launcher repeats the last one
+    if len(accuracies) > 1 and accuracies[-1] == accuracies[-2]:
+        accuracies.pop()  # a launcher repeats the last one
+    return losses, accuracies
 
 
 def read_run(path):
@@ -72,7 +75,7 @@ def read_run(path):
     ranks, accuracies = {}, []
     for number, log in enumerate(logs):
         losses, found = read_log(log)
-        accuracies += [pair for pair in found if pair not in accuracies]
+        accuracies = accuracies or found  # one rank prints them for all
         for rank, points in losses.items():
             if rank is None and len(logs) == 1:
                 ranks["all ranks"] = points
@@ -109,29 +112,29 @@ def smooth(values, width):
 def draw(runs, output, width):
     """Draw {label: (ranks, accuracies)} into a PNG of 1200 x 500 pixels."""
     with_accuracy = any(accuracies for _, accuracies in runs.values())
+    at_the_end = all(len({epoch for epoch, _ in accuracies}) <= 1 for _, accuracies in runs.values())
     figure, axes = pyplot.subplots(1, 1 + with_accuracy, figsize=(10, 4.2), squeeze=False,
                                    gridspec_kw={"width_ratios": [3, 2] if with_accuracy else [1]})
-    colours = pyplot.get_cmap("tab10")
     for index, (label, (ranks, accuracies)) in enumerate(runs.items()):
-        shown, ends = f"{label} ({len(ranks)} ranks)" if len(ranks) > 1 else label, {}
+        colour, ends = f"C{index % 10}", {}
         for points in ranks.values():
             steps, values, ends = steps_from_the_start(points)
-            marker = "." if ranks.keys() == {"all ranks"} or len(steps) == 1 else ""
-            line = "" if ranks.keys() == {"all ranks"} else "-"
-            values = smooth(values, width) if line else values
-            axes[0, 0].plot(steps, values, line, marker=marker, color=colours(index % 10), linewidth=1, alpha=0.8,
-                            label=shown)
-            shown = None  # one entry a run
-        if accuracies:
+            if len(set(steps)) < len(steps):  # lines of several ranks, which do not say whose they are
+                axes[0, 0].plot(steps, values, ".", color=colour, alpha=0.6)
+            else:
+                axes[0, 0].plot(steps, smooth(values, width), "-" if len(steps) > 1 else ".", color=colour, linewidth=1)
+        axes[0, 0].plot([], [], color=colour, label=f"{label} ({len(ranks)} ranks)" if len(ranks) > 1 else label)
+        if accuracies and at_the_end:
+            axes[0, 1].plot([label] * len(accuracies), [value for _, value in accuracies], "o", color=colour)
+        elif accuracies:
             axes[0, 1].plot([ends.get(epoch, 0) for epoch, _ in accuracies], [value for _, value in accuracies], "o-",
-                            color=colours(index % 10), label=label)
-    axes[0, 0].set_ylabel("loss" + (f", mean over {width} steps" if width > 1 else ""))
+                            color=colour)
+    axes[0, 0].set(xlabel="step", ylabel="loss" + (f", mean over {width} steps" if width > 1 else ""))
     if with_accuracy:
-        axes[0, 1].set_ylabel("accuracy")
+        axes[0, 1].set(xlabel="" if at_the_end else "step", ylabel="accuracy")
     for axis in axes[0]:
-        axis.set_xlabel("step")
         axis.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=9)
+    axes[0, 0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(3, len(runs)), fontsize=9, frameon=False)
     figure.tight_layout()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
