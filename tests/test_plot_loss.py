@@ -1,0 +1,72 @@
+"""The plot of losses: which logs it finds, what it reads from them, and that a picture comes out."""
+
+import sys
+
+import jobs
+import pytest
+from PIL import Image
+
+sys.path.insert(0, str(jobs.REPO / "tools"))
+import plot_loss
+
+
+def write(folder, name, text):
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.mark.parametrize("names", [
+    [f"log_output/1/rank.{rank}/stdout" for rank in range(3)],
+    [f"log_msrun/worker_{rank}.log" for rank in range(12)],
+    [f"device{rank}/train.log{rank}" for rank in range(12)],
+    [f"device_{rank}/train{rank}.log" for rank in range(8, 12)],
+    [f"device/log_output/1/rank.{rank}/stdout" for rank in range(2)],
+    ["device/train.log"],
+])
+def test_a_launchers_logs_are_found_in_the_order_of_the_ranks(names, tmp_path):
+    for number, name in enumerate(names):
+        write(tmp_path, name, f"epoch: 1 step: 1, loss is {number}.5\naccuracy: 0.25\n")
+    ranks, accuracies = plot_loss.read_run(tmp_path)
+    assert [points for points in ranks.values()] == [[(1, 1, number + 0.5)] for number in range(len(names))]
+    assert accuracies == [(1, 0.25)]
+
+
+def test_what_is_read_from_lines(tmp_path):
+    write(tmp_path, "train.log", "[rank 1] epoch: 1 step: 1, loss is 2e-1\n[rank 0] epoch: 1 step: 1, loss is 3\n"
+          "[1,0]<stdout>:epoch: 1 step: 2, loss is nan\neval result: {'accuracy': 0.75}\n"
+          "[rank 0] accuracy: 0.5 (1 of 2)\nrank 0: loss 3 -> 1 (stdout)\naccuracy: 0.5 (1 of 2)\n")
+    losses, accuracies = plot_loss.read_log(tmp_path / "train.log")
+    assert losses[1] == [(1, 1, 0.2)]
+    assert losses[0][0] == (1, 1, 3.0)
+    assert losses[0][1][2] != losses[0][1][2], "nan is kept"
+    assert accuracies == [(1, 0.75), (1, 0.5)]
+
+
+def test_steps_are_counted_over_epochs():
+    assert plot_loss.steps_from_the_start([(1, 1, 9.0), (1, 4, 8.0), (2, 1, 7.0)]) == (
+        [1, 4, 5], [9.0, 8.0, 7.0], {1: 4, 2: 5})
+    assert plot_loss.steps_from_the_start([(0, 0, 9.0), (0, 10, 8.0), (1, 0, 7.0)])[0] == [1, 11, 12]
+    assert plot_loss.smooth([1.0, 3.0, 5.0], 2) == [1.0, 2.0, 4.0]
+
+
+def test_the_picture_and_the_error(tmp_path):
+    for run in ("one", "two"):
+        for rank in range(2):
+            write(tmp_path, f"{run} run/log_msrun/worker_{rank}.log", "".join(
+                f"epoch: 1 step: {step}, loss is {2 / step + rank}\n" for step in range(1, 9)) + "accuracy: 0.9\n")
+    made = jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", "one run", "two run", "--output", "out/a.png",
+                    cwd=tmp_path)
+    jobs.succeeded(made)
+    assert "one run: 2 lines of 16 losses, 1 accuracies" in made.output
+    with Image.open(tmp_path / "out" / "a.png") as picture:
+        assert picture.size == (1200, 504)
+        colours = {colour for _, colour in picture.convert("RGB").quantize(64).convert("RGB").getcolors()}
+    assert len(colours) > 8, "two runs, two colours, and text"
+    write(tmp_path, "empty/train.log", "nothing\n")
+    for path, sentence in (("nowhere", "nowhere does not exist"), ("out", "out holds no logs of a run"),
+                           ("empty", "holds no line such as 'epoch: 1 step: 1, loss is 2.3'")):
+        failed = jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", path, cwd=tmp_path)
+        assert failed.code == 2
+        assert sentence in failed.output
+        assert "Traceback" not in failed.output

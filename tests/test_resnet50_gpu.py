@@ -1,0 +1,289 @@
+"""The GPU lesson, rehearsed on CPU: the real scripts, started by mpirun, msrun and run_gpu.sh, several processes."""
+
+import os
+import re
+import shutil
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+
+sys.path.insert(0, str(jobs.REPO / "tools"))
+import copies
+
+LESSON = jobs.REPO / "resnet50_gpu"
+CPU = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+SMALL = ("--epochs", 1, "--image-size", 32, "--test-size", 32, "--batch-size", 16)
+
+
+@pytest.fixture(scope="session")
+def fruits(tmp_path_factory):
+    """The folder with Training and Test of a synthetic set: 4 classes of 40 and 5 pictures."""
+    folder = tmp_path_factory.mktemp("data sets") / "fruits"
+    jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", "fruits", folder, "--classes", 4,
+                            "--train-images", 40, "--test-images", 5, cwd=folder.parent))
+    return folder
+
+
+def by_mpirun(ranks, script, *options, cwd):
+    """Run ranks of a script as the tutorial does; each line of the output then names its rank."""
+    return jobs.run("mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none",
+                    "--tag-output", jobs.PYTHON, script, *options, cwd=cwd, env=CPU, timeout=400)
+
+
+def losses_of(output):
+    """The loss of each step, mean over the ranks that printed one."""
+    of_step = {}
+    for step, loss in re.findall(r"step: (\d+), loss is ([\d.e+-]+)$", output, re.MULTILINE):
+        of_step.setdefault(int(step), []).append(float(loss))
+    return [statistics.mean(of_step[step]) for step in sorted(of_step)]
+
+
+def accuracy_of(output):
+    found = re.findall(r"eval result: \{'accuracy': ([\d.]+)\}", output)
+    assert len(found) == 1, output
+    return float(found[0])
+
+
+# A small learning rate: with 0.01 ReLUs flip after a few steps whatever the rounding, and runs drift apart.
+SAME_SAMPLES = (*SMALL, "--steps", 10, "--no-augment", "--lr", 0.001)
+
+
+@pytest.fixture(scope="module")
+def one_rank_of_16(fruits, tmp_path_factory):
+    """Output, parameters and folder of one process with MindSpore's own batch norm over the whole batch."""
+    folder = tmp_path_factory.mktemp("one rank")
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "gpu_distributed_train.py", "--data-path", fruits,
+                                     *SAME_SAMPLES, "--sync-bn", cwd=folder, env=CPU, timeout=300))
+    assert (losses := losses_of(result.output))[-1] < losses[0] - 0.2
+    return result.output, jobs.parameters(folder / "ckpt" / "fruit_360_renet50_0-1_10.ckpt")
+
+
+REDUCED = "moments = self.all_reduce(sums) / count"
+
+
+@pytest.mark.parametrize(("ranks", "options", "change"), [
+    pytest.param(2, ["--sync-bn"], None, id="2x8"),
+    pytest.param(4, ["--sync-bn"], None, id="4x4"),
+    pytest.param(2, [], None, id="plain"),
+    pytest.param(2, ["--sync-bn"], (REDUCED, "moments = self.all_reduce(sums) / (count / self.rank_size)"),
+                 id="statistics not divided by the world size"),
+    pytest.param(2, ["--sync-bn"], (REDUCED, "moments = (sums + ops.stop_gradient(self.all_reduce(sums) - sums)) "
+                                    "/ count"), id="gradient of the all-reduce dropped"),
+])
+def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, change, fruits, tmp_path, one_rank_of_16):
+    lesson = LESSON
+    if change:
+        lesson = jobs.planted("resnet50_gpu", tmp_path, "sync_batch_norm.py", change)
+    result = jobs.succeeded(by_mpirun(ranks, lesson / "gpu_distributed_train.py", "--data-path", fruits, *SAME_SAMPLES,
+                                      *options, cwd=tmp_path))
+    output, parameters = one_rank_of_16
+    of_ranks = [jobs.parameters(tmp_path / "ckpt" / f"fruit_360_renet50_{rank}-1_10.ckpt") for rank in range(ranks)]
+    difference = max(jobs.largest_difference(parameters, of_rank) for of_rank in of_ranks)
+    traces = losses_of(output), losses_of(result.output)
+    assert [len(trace) for trace in traces] == [10, 10]
+    of_losses = max(abs(one - other) for one, other in zip(*traces))
+    right = "--sync-bn" in options and change is None
+    assert (difference < 1e-4 and of_losses < 1e-4) == right, f"parameters {difference}, losses {of_losses}"
+    for rank in range(ranks):
+        assert f"rank size: {ranks}, rank id: {rank}" in result.output
+    if right:
+        assert accuracy_of(result.output) == accuracy_of(output), "each test image counts once"
+    else:
+        assert difference > 1e-3
+    trained = [{name: value for name, value in of_rank.items() if "moving" not in name} for of_rank in of_ranks]
+    assert all(jobs.largest_difference(trained[0], other) == 0 for other in trained[1:]), "ranks hold unequal weights"
+
+
+def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_path):
+    def msrun(*options):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        folder = tmp_path / f"logs{len(options)}"
+        jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}",
+                                "--join=True", f"--log_dir={folder}", LESSON / "gpu_distributed_train.py",
+                                "--data-path", fruits, *SMALL, "--steps", 4, *options, cwd=tmp_path, env=CPU,
+                                timeout=400))
+        return [(folder / f"worker_{rank}.log").read_text() for rank in range(2)]
+
+    first = msrun()
+    for rank, log in enumerate(first):
+        assert f"rank size: 2, rank id: {rank}" in log
+        assert "train dataset batch num: 4\ntest dataset batch num: 2\n" in log
+        assert len(losses_of(log)) == 4
+    assert accuracy_of("".join(first)) * 20 == pytest.approx(round(accuracy_of("".join(first)) * 20))
+    saved = [tmp_path / "ckpt" / f"fruit_360_renet50_{rank}-1_4.ckpt" for rank in range(2)]
+    weights = [{name: value for name, value in jobs.parameters(file).items() if "moving" not in name} for file in saved]
+    assert jobs.largest_difference(*weights) == 0
+
+    again = "".join(msrun("--resume", "--epochs", 2))
+    assert "epoch: 1 step" not in again
+    assert again.count("resumed after epoch 1 from") == 2
+    assert sorted(file.name for file in (tmp_path / "ckpt").iterdir()) == [
+        f"fruit_360_renet50_{rank}-{epoch}_4.ckpt" for rank in range(2) for epoch in (1, 2)]
+
+
+def test_the_single_card_script(fruits, tmp_path):
+    folder = tmp_path / "fruits"
+    shutil.copytree(fruits, folder)
+    bad = folder / "Training" / "fruit_001" / "0_0.jpg"
+    bad.write_text("no picture")
+    command = (jobs.PYTHON, LESSON / "gpu_single_train.py", "--data-path", folder, *SMALL, "--steps", 4)
+    refused = jobs.run(*command, cwd=tmp_path, env=CPU)
+    assert refused.code == 2
+    assert f"{bad} is no picture that can be read" in refused.output
+    assert not (tmp_path / "ckpt").exists()
+    result = jobs.succeeded(jobs.run(*command, "--skip-bad", cwd=tmp_path, env=CPU, timeout=200))
+    assert re.search(r"^train dataset batch num: 4\ntest dataset batch num: 2\nepoch: 1 step: 1, loss is 1\.\d+$",
+                     result.output, re.MULTILINE)
+    assert 0 <= accuracy_of(result.output) <= 1
+    assert [file.name for file in (tmp_path / "ckpt").iterdir()] == ["fruit_360_renet50-1_4.ckpt"]
+    overwrite = jobs.run(*command, "--skip-bad", cwd=tmp_path, env=CPU)
+    assert (overwrite.code, "go on from them with --resume" in overwrite.output) == (2, True)
+    for part in ("Training", "Test"):
+        shutil.rmtree(folder / part / "fruit_003")
+    other = jobs.run(*command, "--skip-bad", "--resume", cwd=tmp_path, env=CPU)
+    assert other.code == 2
+    assert "is the checkpoint of another network" in other.output
+
+
+# ---------------------------------------------------------------------------------------------- run_gpu.sh
+OPTIONS = ("--epochs", 1, "--steps", 4, "--image-size", 32, "--test-images", 64)
+
+
+def check_run(folder, ranks):
+    """The evidence of a run of run_gpu.sh in its train.log."""
+    log = (folder / "device" / "train.log").read_text()
+    for rank in range(ranks):
+        assert f"[rank {rank}] rank {rank} of {ranks} on CPU, data_parallel" in log
+        trace = [float(loss) for loss in
+                 re.findall(rf"^\[rank {rank}\] epoch: 1 step: \d, loss is ([\d.]+)", log, re.M)]
+        assert len(trace) == 4
+        assert trace[-1] < trace[0]
+    assert re.search(r"^accuracy: 0\.\d{4} \(\d+ of 64 test images\)$", log, re.M)
+
+
+def test_run_gpu_sh_in_the_foreground_with_msrun_and_sync_bn(cifar10, tmp_path):
+    result = jobs.run("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", "msrun", "--", *OPTIONS, "--sync-bn",
+                      cwd=tmp_path, timeout=400)
+    jobs.succeeded(result)
+    check_run(tmp_path, 2)
+    assert (tmp_path / "device" / "log_msrun" / "worker_1.log").is_file()
+
+
+def test_run_gpu_sh_in_the_background_and_a_failing_rank(cifar10, tmp_path):
+    with jobs.Job("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--background", "--", *OPTIONS, cwd=tmp_path) as job:
+        job.wait_for("start training on CPU, 2 ranks, in the background, PID")
+        assert job.process.wait(10) == 0
+        pid = int((tmp_path / "device" / "train.pid").read_text())
+        assert f"PID {pid}" in job.output()
+        deadline = time.monotonic() + 300
+        while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        time.sleep(0.5)
+        assert not jobs.marked(job.mark)
+    check_run(tmp_path, 2)
+    lesson = jobs.planted("resnet50_gpu", tmp_path, "resnet50_distributed_training_gpu.py", (
+        "    net = resnet50(num_classes=10)\n", "    if rank == 1:\n        raise ValueError('the planted error')\n"
+        "    net = resnet50(num_classes=10)\n"))
+    failed = jobs.run("bash", lesson / "run_gpu.sh", cifar10, 2, "--", *OPTIONS, cwd=tmp_path, timeout=200)
+    assert failed.code == 1
+    assert "rank 1 failed, exit code 1. The end of" in failed.output
+    assert "ValueError: the planted error" in failed.output.split("rank 1 failed")[1]
+    assert not failed.left_over
+    assert "the earlier device is now device." in failed.output
+
+
+@pytest.fixture
+def two_cards(tmp_path):
+    """A PATH with an nvidia-smi that lists two cards."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA X (UUID: GPU-11111111-aaaa)'\n"
+                                      "echo 'GPU 1: NVIDIA X (UUID: GPU-22222222-bbbb)'\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    nvcc = tmp_path / "toolkit" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.99'\n")
+    nvcc.chmod(0o755)
+    return f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(("ranks", "env", "sentence"), [
+    ("2", {"CUDA_VISIBLE_DEVICES": "abc"}, "CUDA_VISIBLE_DEVICES is 'abc'; write numbers of cards"),
+    ("2", {"CUDA_VISIBLE_DEVICES": "1,1"}, "names 1 twice"),
+    ("2", {"CUDA_VISIBLE_DEVICES": "2,3"}, "names card 2, which nvidia-smi -L does not list; it lists 2"),
+    ("2", {"CUDA_VISIBLE_DEVICES": "1"}, "2 ranks need 2 cards, 1 are visible"),
+    ("2", {"CUDA_VISIBLE_DEVICES": "GPU-22222222-bbbb"}, "2 ranks need 2 cards, 1 are visible"),
+    ("3", {}, "3 ranks need 3 cards, 2 are visible"),
+    ("2", {}, "MindSpore cannot use the cards; CUDA_HOME is not set"),
+    ("2", {"CUDA_HOME": "/nowhere"}, "/nowhere/bin/nvcc is no program that may be run"),
+    ("2", {"CUDA_HOME": "{tmp}/toolkit"}, "nvcc is of CUDA 12.4, the plugin is for 11.6"),
+    ("2", {"DEVICE_TARGET": "TPU"}, "DEVICE_TARGET is 'TPU'"),
+    ("x", {}, "the number of processes must be a whole number from 1, not 'x'"),
+])
+def test_cards_are_checked_before_the_start(ranks, env, sentence, cifar10, tmp_path, two_cards):
+    env = {name: value.format(tmp=tmp_path) for name, value in env.items()}
+    before = set(tmp_path.iterdir())
+    result = jobs.run("bash", LESSON / "run_gpu.sh", cifar10, ranks, cwd=tmp_path,
+                      env={"PATH": two_cards, "CUDA_HOME": "", **env})
+    assert result.code == 2, result.output
+    assert sentence in result.output
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_bad_arguments_of_run_gpu_sh(cifar10, tmp_path):
+    for arguments, sentence in ((["nowhere", 2], "the data folder nowhere does not exist"),
+                                ([cifar10, 2, "--launcher"], "--launcher is ''; write mpirun or msrun"),
+                                ([cifar10, 2, "--lr", 1], "go after --"), ([], "it takes DATA_PATH and N")):
+        result = jobs.run("bash", LESSON / "run_gpu.sh", *arguments, cwd=tmp_path)
+        assert result.code == 2, result.output
+        assert sentence in result.output
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------ the image folder
+def empty_test_part(folder):
+    shutil.rmtree(folder / "Test")
+    (folder / "Test").mkdir()
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda folder: shutil.rmtree(folder / "Training"), "has no folder Training"),
+    (empty_test_part, "Test has no class folder"),
+    (lambda folder: (folder / "Test" / "pear").mkdir(), "the class "),
+    (lambda folder: shutil.copytree(folder / "Test" / "fruit_000", folder / "Test" / "pear"),
+     "Test has the class pear, "),
+    (lambda folder: (folder / "Test" / "fruit_000" / "9.jpg").write_bytes(
+        (folder / "Test" / "fruit_000" / "0_100.jpg").read_bytes()[:900]), "9.jpg is no picture that can be read"),
+])
+def test_a_bad_image_folder_is_named(change, sentence, fruits, tmp_path):
+    folder = tmp_path / "fruits"
+    shutil.copytree(fruits, folder)
+    change(folder)
+    result = jobs.run(jobs.PYTHON, LESSON / "gpu_single_train.py", "--data-path", folder, cwd=tmp_path)
+    assert result.code == 2, result.output
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_batch_that_the_ranks_cannot_share(fruits, tmp_path):
+    result = jobs.run("mpirun", "-n", 3, "--oversubscribe", "--allow-run-as-root", jobs.PYTHON,
+                      LESSON / "gpu_distributed_train.py", "--data-path", fruits, cwd=tmp_path)
+    assert result.code == 2, result.output
+    assert "--batch-size 32 cannot be shared equally by 3 ranks; use a multiple of 3" in result.output
+
+
+def test_every_line_that_gpu_distributed_train_adds_is_marked():
+    patch = copies.difference(jobs.REPO, "resnet50_gpu/gpu_single_train.py", "resnet50_gpu/gpu_distributed_train.py")
+    added = [line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    code = (LESSON / "gpu_distributed_train.py").read_text().split('"""', 2)[2]
+    of_code = [line for line in added if line.strip() and f"\n{line}\n" in code]
+    assert len(of_code) > 30
+    unmarked = [line for line in of_code if "distributed:" not in line and not line.strip().startswith("#")]
+    assert unmarked == []
