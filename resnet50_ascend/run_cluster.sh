@@ -2,6 +2,7 @@
 # Trains on the cards of several machines: start it on each of them, or in several shells of a machine without cards
 # as a rehearsal with CPU processes.
 #     bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START [-- options of resnet50_distributed_training.py]
+#     bash run_cluster.sh --dry-run DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START    compiles their Ascend graphs here
 # RANK_SIZE is the number of all ranks, RANK_START the first rank of this machine. The rank table says how many ranks
 # follow it here and which card each of them has. Each runs in device_N/, with envN.log and trainN.log there.
 # Variables: DEVICE_TARGET (Ascend, GPU, CPU), STALL_MINUTES (30); on CPU and GPU MS_SCHED_HOST and MS_SCHED_PORT, the
@@ -15,13 +16,16 @@ SCRIPT="$HERE/resnet50_distributed_training.py"
 
 usage="Please run the script as:
 bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START [-- options of ${SCRIPT##*/}]
+bash run_cluster.sh --dry-run DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START, to compile these Ascend graphs here
 For example: bash run_cluster.sh /path/dataset /path/rank_table.json 16 0
 It is better to use the absolute path.
 The time interval between multiple machines to execute the script should not exceed 120s"
 arguments=()
+dry_run=""
 while (($# > 0)) && [[ "$1" != -- ]]; do
     case "$1" in
         -h | --help) echo "$usage"; exit 0 ;;
+        --dry-run) dry_run=yes ;;
         -*) die "unknown option $1; options of ${SCRIPT##*/} go after --
 $usage" ;;
         *) arguments+=("$1") ;;
@@ -50,6 +54,8 @@ done
 for rank in "${!server_of[@]}"; do
     [[ "${server_of[rank]}" != "${server_of[first]}" ]] || mine+=("$rank")
 done
+[[ -z "$dry_run" ]] || dry_run "$ranks" "${mine[0]}-${mine[-1]}" "${arguments[0]}" "$SCRIPT" "$@"
+choose_target
 [[ "$DEVICE_TARGET" != Ascend ]] || server_is_here "${server_of[first]}" ||
     die "the ranks from $first on belong to server ${server_of[first]}, which is no address of this machine; start them there"
 MB_PER_RANK=1200 prepare_target "${mine[@]}"

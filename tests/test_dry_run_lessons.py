@@ -38,3 +38,32 @@ def test_a_forgotten_gradient_reduction_is_seen(tmp_path):
         "gradients = self.reduce_gradients(gradients)", "gradients = gradients"))
     _, report = dry_run(tmp_path, 8, "--ranks", "0", "--data", "mnist", lesson / "train_ddp.py")
     assert report["ranks"][0]["collectives"] == []
+
+
+def dry_run_launcher(tmp_path, launcher, *arguments):
+    """Start a launcher of the Ascend lesson with --dry-run; return its Result."""
+    return jobs.succeeded(jobs.run("bash", jobs.REPO / launcher, "--dry-run", *arguments, cwd=tmp_path, timeout=900))
+
+
+def test_run_sh_compiles_resnet50_in_automatic_parallel(tmp_path):
+    output = dry_run_launcher(tmp_path, "run.sh", 2).output
+    assert "2 of 2 ranks compiled; no faults between ranks." in output
+    # 25.6 million parameters less the 1,000-class head, with 10 classes: 23,528,522, of 4 bytes each.
+    assert "89.7 MiB of it trained" in output
+    assert "AllReduce sum" in output
+
+
+def test_run_cluster_sh_compiles_the_second_server_of_the_16_card_table(tmp_path):
+    table = jobs.REPO / "rank_tables" / "rank_table_16pcs.json"
+    output = dry_run_launcher(tmp_path, "run_cluster.sh", "", table, 16, 8, "--", "--parallel-mode", "data_parallel",
+                              "--no-sink").output
+    assert "8 of 8 ranks compiled; no faults between ranks." in output
+    assert "Ranks 8-15: compiled" in output
+    assert "0-15" in output.split("AllReduce sum")[1].split()[0], "the gradients are averaged over all 16 ranks"
+
+
+def test_the_launcher_says_what_is_missing_for_a_dry_run(tmp_path):
+    lesson = jobs.planted("resnet50_ascend", tmp_path, "run.sh")
+    result = jobs.run("bash", lesson / "run.sh", "--dry-run", 2, cwd=tmp_path)
+    assert result.code == 2
+    assert "--dry-run needs the folder dry_run/ beside planted/" in result.output

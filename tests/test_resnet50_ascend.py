@@ -63,15 +63,6 @@ def python(code, *arguments, cwd):
 EPOCHS = ("--epochs", 2, "--steps", 3, "--image-size", 32, "--batch-size", 16, "--test-images", 101)
 
 
-@pytest.fixture(scope="module")
-def trained(cifar10, tmp_path_factory):
-    """A whole job of two ranks, started as the tutorial does: (its folder, its result)."""
-    folder = tmp_path_factory.mktemp("two ranks")
-    result = jobs.run("bash", RUN, cifar10, 2, "--", *EPOCHS, "--ckpt-dir", "check points", cwd=folder, timeout=300,
-                      env={**CPU, "MY_PASSWORD": "do not log me"})
-    return folder, result
-
-
 COUNT_RIGHT = """
 import sys
 import mindspore as ms
@@ -89,9 +80,8 @@ print(sum(int((net(image).asnumpy().argmax(axis=1) == label.asnumpy()).sum()) fo
 """
 
 
-def test_two_ranks_train_one_network(trained, cifar10):
-    folder, result = trained
-    jobs.succeeded(result)
+def check_training(folder, cifar10, output):
+    """The evidence that two ranks trained one network."""
     logs = [folder / "device0" / "train.log0", folder / "device1" / "train.log1"]
     assert ranks_of(logs) == {0: 2, 1: 2}
     losses = np.array([jobs.losses(log) for log in logs])
@@ -101,22 +91,23 @@ def test_two_ranks_train_one_network(trained, cifar10):
     assert re.findall(r"^epoch: (\d) step: (\d),", logs[1].read_text(), re.MULTILINE) == [
         (str(epoch), str(step)) for epoch in (1, 2) for step in (1, 2, 3)]
 
-    files = [newest(folder / "check points", rank, 2) for rank in (0, 1)]
-    check_equal_parameters(files)
+    files = [newest(folder / "ck pt", rank, 2) for rank in (0, 1)]
+    parameters = check_equal_parameters(files)
     right = int(python(COUNT_RIGHT, cifar10, *files, cwd=folder))
-    assert f"[rank 0] accuracy: {right / 101:.4f} ({right} of 101 test images)" in result.output
+    assert f"[rank 0] accuracy: {right / 101:.4f} ({right} of 101 test images)" in output
+    return parameters
 
 
-def test_what_the_launcher_says_and_writes(trained):
-    folder, result = trained
-    output = result.output.splitlines()
-    assert [line for line in output if line.startswith("start training")] == [
+def check_words_and_files(folder, output):
+    """What the launcher prints and writes, as in the tutorial."""
+    lines = output.splitlines()
+    assert [line for line in lines if line.startswith("start training")] == [
         "start training for device 0", "start training for device 1"]
-    assert "MindSpore has no automatic parallel on CPU: going on in data parallel." in result.output
-    assert re.search(r"rank_table_2pcs.json: ok, 2 ranks on 1 server", result.output), "checked on CPU, too"
-    assert re.search(r"^rank 1: loss \S+ -> \S+ \(device1/train.log1\)$", result.output, re.MULTILINE)
-    assert output[-1] == "training success"
-    assert "dispatch success" not in result.output
+    assert "MindSpore has no automatic parallel on CPU: going on in data parallel." in output
+    assert "rank_table_2pcs.json: ok, 2 ranks on 1 server" in output, "checked on CPU, too"
+    assert re.search(r"^rank 1: loss \S+ -> \S+ \(device1/train.log1\)$", output, re.MULTILINE)
+    assert lines[-1] == "training success"
+    assert "dispatch success" not in output
     for rank in range(2):
         environment = (folder / f"device{rank}" / f"env{rank}.log").read_text().splitlines()
         for line in (f"RANK_ID={rank}", f"DEVICE_ID={rank}", "RANK_SIZE=2", "MS_ROLE=MS_WORKER", "DEVICE_TARGET=CPU"):
@@ -125,24 +116,24 @@ def test_what_the_launcher_says_and_writes(trained):
         assert "do not log me" not in "".join(environment)
 
 
-def test_resumed_training_equals_uninterrupted_training(trained, cifar10, tmp_path):
-    folder, result = trained
-    jobs.succeeded(result)
-    for rank in range(2):
-        shutil.copytree(folder / "check points" / f"ckpt_{rank}", tmp_path / "ck" / f"ckpt_{rank}")
+def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
+    options = ("--", "--epochs", 2, "--steps", 3, "--image-size", 32, "--batch-size", 16, "--test-images", 101,
+               "--ckpt-dir", "ck pt")
+    result = jobs.succeeded(jobs.run("bash", RUN, cifar10, 2, *options, cwd=tmp_path, timeout=300,
+                                     env={**CPU, "MY_PASSWORD": "do not log me"}))
+    once = check_training(tmp_path, cifar10, result.output)
+    check_words_and_files(tmp_path, result.output)
+
     # As after a job that was killed when only rank 0 had saved its last epoch: both go back to the one before.
-    newest(tmp_path / "ck", 1, 2).unlink()
-    (tmp_path / "device0").mkdir()
-    (tmp_path / "device0" / "train.log0").write_text("of the run before")
+    newest(tmp_path / "ck pt", 1, 2).unlink()
     lesson = shutil.copytree(LESSON, tmp_path / "lesson alone")  # without rank_tables/: CPU needs none
-    resumed = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, "--", *EPOCHS, "--ckpt-dir", "ck",
-                                      "--resume", cwd=tmp_path, env=CPU, timeout=300))
+    resumed = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, *options, "--resume", cwd=tmp_path,
+                                      env=CPU, timeout=300))
     earlier, = tmp_path.glob("earlier.*")
-    assert (earlier / "device0" / "train.log0").read_text() == "of the run before"
-    assert "epoch: 1" not in resumed.output
+    assert "epoch: 1 step: 1" in (earlier / "device0" / "train.log0").read_text(), "the first run's, moved aside"
+    assert "epoch: 1 step" not in resumed.output
     assert resumed.output.count("resumed after epoch 1 from") == 1, "rank 0's is shown"
-    again = check_equal_parameters([newest(tmp_path / "ck", rank, 2) for rank in (0, 1)])
-    once = jobs.parameters(newest(folder / "check points", 0, 2))
+    again = check_equal_parameters([newest(tmp_path / "ck pt", rank, 2) for rank in (0, 1)])
     assert jobs.largest_difference(again, once) == 0, "statistics of batch norm included"
 
 
@@ -164,45 +155,42 @@ for shard in (0, 1):
 """
 
 
-@pytest.fixture(scope="module")
-def one_step_a_shard(cifar10, tmp_path_factory):
-    """One process takes one step on each of two shards, each time from the start: (losses, parameters) of each."""
-    folder = tmp_path_factory.mktemp("shards")
-    losses = re.findall(r"loss is (\S+)", python(ONE_STEP_A_SHARD, cifar10, cwd=folder))
-    return [float(loss) for loss in losses], [jobs.parameters(folder / f"shard_{shard}.ckpt") for shard in (0, 1)]
+def check_one_step(lesson, launch, cifar10, folder, losses, shards):
+    """A step of two ranks of 4 images must be the mean of a step on each shard; returns what the launcher printed.
 
-
-@pytest.mark.parametrize(("launch", "bug"), [
-    ("--non-sink", None),
-    (None, ("gradients_mean=True", "gradients_mean=False")),
-    (None, ("num_shards=rank_size, shard_id=rank_id", "num_shards=rank_size, shard_id=0")),
-])
-def test_one_step_of_two_ranks_is_the_mean_of_one_step_on_each_shard(launch, bug, cifar10, tmp_path, one_step_a_shard):
-    """From equal weights, w - lr * mean(g0, g1) is the mean of w - lr * g0 and w - lr * g1.
-
-    Batch norm sees 4 images in all of them, so this holds to rounding, which "2 ranks of 4 images equal 1 rank of
-    8" does not. The planted bugs must make it fail.
+    From equal weights, w - lr * mean(g0, g1) is the mean of w - lr * g0 and w - lr * g1. Batch norm sees 4 images in
+    all of them, so this holds to rounding, which "2 ranks of 4 images equal 1 rank of 8" does not.
     """
-    losses, shards = one_step_a_shard
-    lesson = jobs.planted("resnet50_ascend", tmp_path, "resnet50_distributed_training.py", *([bug] if bug else []))
-    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, *([launch] if launch else []), "--", *SMALL,
-                                     "--epochs", 1, "--steps", 1, "--test-images", 0, "--ckpt-dir", "ck", cwd=tmp_path,
-                                     env=CPU, timeout=300))
-    trained = check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in (0, 1)])
+    shutil.rmtree(folder / "ck", ignore_errors=True)
+    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, *launch, "--", *SMALL, "--epochs", 1,
+                                     "--steps", 1, "--test-images", 0, "--ckpt-dir", "ck", cwd=folder, env=CPU,
+                                     timeout=300))
+    trained = check_equal_parameters([newest(folder / "ck", rank, 1) for rank in (0, 1)])
     weights = [name for name in trained if is_trained(name) and "." in name and not name.startswith("moments")]
     assert len(weights) == 161
     moved = max(np.abs(shards[0][name] - shards[1][name]).max() for name in weights)
     assert moved > 1e-3, "the two shards' steps must differ, or this test tests nothing"
+    of_ranks = [jobs.losses(folder / f"device{rank}" / f"train.log{rank}")[0] for rank in range(2)]
+    assert np.allclose(of_ranks, losses, rtol=1e-4), "the ranks' shards are not the two shards"
     difference = max(np.abs(trained[name] - (shards[0][name] + shards[1][name]) / 2).max() for name in weights)
-    of_ranks = [jobs.losses(tmp_path / f"device{rank}" / f"train.log{rank}")[0] for rank in range(2)]
-    same_losses = np.allclose(of_ranks, losses, rtol=1e-4)
-    assert (difference < 1e-5 and same_losses) == (bug is None), f"off by {difference}; losses {of_ranks}, {losses}"
-    if launch:
-        assert "mpirun" in {path.name for path in tmp_path.iterdir()}
-        environment = (tmp_path / "device1" / "env1.log").read_text()
-        assert "GRAPH_OP_RUN=1\nHCCL_WHITELIST_DISABLE=1\n" in environment
-        assert "RANK_TABLE_FILE" not in environment
-        assert "training success" in result.output
+    assert difference < 1e-5, f"the gradients are not averaged: off by {difference}"
+    return result.output
+
+
+def test_one_step_of_two_ranks_is_the_mean_of_one_step_on_each_shard(cifar10, tmp_path):
+    losses = [float(loss) for loss in re.findall(r"loss is (\S+)", python(ONE_STEP_A_SHARD, cifar10, cwd=tmp_path))]
+    shards = [jobs.parameters(tmp_path / f"shard_{shard}.ckpt") for shard in (0, 1)]
+    bug = jobs.planted("resnet50_ascend", tmp_path, "resnet50_distributed_training.py",
+                       ("gradients_mean=True", "gradients_mean=False"))
+    with pytest.raises(AssertionError, match="the gradients are not averaged"):
+        check_one_step(bug, (), cifar10, tmp_path, losses, shards)
+
+    output = check_one_step(LESSON, ("--non-sink",), cifar10, tmp_path, losses, shards)
+    assert "training success" in output
+    assert (tmp_path / "mpirun" / "mpirun.log").exists()
+    environment = (tmp_path / "device1" / "env1.log").read_text()
+    assert "GRAPH_OP_RUN=1\nHCCL_WHITELIST_DISABLE=1\n" in environment
+    assert "RANK_TABLE_FILE" not in environment
 
 
 # ----------------------------------------------------------------------------------------- several servers
