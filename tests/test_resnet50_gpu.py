@@ -32,7 +32,8 @@ def fruits(tmp_path_factory):
 def by_mpirun(ranks, script, *options, cwd):
     """Run ranks of a script as the tutorial does, each with a log of its own in log/1/."""
     return jobs.run("mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none",
-                    "--output-filename", "log", "--merge-stderr-to-stdout", jobs.PYTHON, script, *options, cwd=cwd, env=CPU, timeout=400)
+                    "--output-filename", "log", "--merge-stderr-to-stdout", jobs.PYTHON, script,
+                    *options, cwd=cwd, env=CPU, timeout=400)
 
 
 def losses_of(output):
