@@ -29,6 +29,7 @@ from pathlib import Path
 import mpirun_on_cpu  # distributed: lets mpirun work on CPU too
 import mindspore as ms
 import mindspore.dataset as ds
+import numpy as np
 from mindspore import nn, ops  # distributed: ops
 from mindspore.communication import get_group_size, get_rank, init  # distributed: who am I, how many are we
 from mindspore.train import LossMonitor, Model
@@ -78,6 +79,8 @@ def parse_arguments():
             raise ValueError(f"the {len(args.train)} training images are fewer than --batch-size {args.batch_size}; "
                              "use a smaller one")
         prefixes = [f"{checkpoints.PREFIX}_{rank}" for rank in range(launched)]  # distributed: a name for each rank
+        if len(args.test) < launched:  # distributed: a rank without an image could not test
+            raise ValueError(f"{len(args.test)} test images are fewer than {launched} ranks")  # distributed:
         args.first_epoch = checkpoints.first_epoch(args.ckpt_dir, prefixes, args.resume, len(args.classes))
     except ValueError as error:
         parser.error(str(error))
@@ -97,9 +100,8 @@ def create_dataset(args, mode, batch_size, rank, rank_size):  # distributed: whi
         sampler = ds.DistributedSampler(rank_size, rank)  # distributed: one order; places rank, rank + rank_size ...
         sampler.add_child(ds.SubsetSampler(args.train))
     else:
-        # Filled up with an image that is not counted: all batches are full, so one compiled graph serves them all.
         share = args.test[rank::rank_size]  # distributed: each image is tested by one of the ranks
-        sampler = ds.SubsetSampler(share + args.test[:1] * (-len(share) % batch_size))
+        sampler = ds.SubsetSampler(share)
     folder = str(Path(args.data_path) / ("Training" if mode == "train" else "Test"))
     dataset = ds.ImageFolderDataset(folder, sampler=sampler, decode=True)
 
@@ -115,7 +117,7 @@ def create_dataset(args, mode, batch_size, rank, rank_size):  # distributed: whi
                       ds.vision.Resize((args.image_size, args.image_size)), *normalise]
     dataset = dataset.map(transforms, "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
-    return dataset.batch(batch_size, drop_remainder=True)
+    return dataset.batch(batch_size, drop_remainder=mode == "train")  # in a test no image is lost
 
 
 # -------------------------------------------------------------------------------------- train and test
@@ -168,10 +170,11 @@ def run_train():
     if rank_size > 1 and not args.sync_bn:  # distributed: batch norm knows its own rank's images only: average,
         for parameter in net.untrainable_params():  # distributed: so that all ranks test
             ops.assign(parameter, ops.AllReduce()(parameter) / rank_size)  # distributed: one and the same network
-    right = []
+    correct, full = 0, 0
     for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-        right.extend(model.predict(ms.Tensor(image)).asnumpy().argmax(axis=1) == label)
-    correct = sum(right[:len(args.test[rank::rank_size])])  # distributed: the rest was not this rank's to test
+        full = max(full, len(image))
+        filled = np.resize(image, (full, *image.shape[1:]))  # the last batch, too: one compiled graph serves them all
+        correct += np.sum(model.predict(ms.Tensor(filled)).asnumpy().argmax(axis=1)[:len(label)] == label)
     if rank_size > 1:  # distributed: add up all ranks' counts
         correct = ops.AllReduce()(ms.Tensor([correct], ms.float32)).asnumpy()[0]  # distributed:
     if rank == 0:  # distributed: all ranks know it, one says it

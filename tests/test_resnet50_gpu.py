@@ -30,9 +30,10 @@ def fruits(tmp_path_factory):
 
 
 def by_mpirun(ranks, script, *options, cwd):
-    """Run ranks of a script as the tutorial does; each line of the output then names its rank."""
+    """Run ranks of a script as the tutorial does, each with a log of its own in log/1/."""
     return jobs.run("mpirun", "-n", ranks, "--oversubscribe", "--allow-run-as-root", "--bind-to", "none",
-                    "--tag-output", jobs.PYTHON, script, *options, cwd=cwd, env=CPU, timeout=400)
+                    "--output-filename", "log", "--merge-stderr-to-stdout", jobs.PYTHON, script,
+                    *options, cwd=cwd, env=CPU, timeout=400)
 
 
 def losses_of(output):
@@ -79,20 +80,24 @@ def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, chang
     lesson = LESSON
     if change:
         lesson = jobs.planted("resnet50_gpu", tmp_path, "sync_batch_norm.py", change)
-    result = jobs.succeeded(by_mpirun(ranks, lesson / "gpu_distributed_train.py", "--data-path", fruits, *SAME_SAMPLES,
-                                      *options, cwd=tmp_path))
+    result = by_mpirun(ranks, lesson / "gpu_distributed_train.py", "--data-path", fruits, *SAME_SAMPLES, *options,
+                       cwd=tmp_path)
+    if change and result.code == 1 and "loss is NAN or INF" in result.output:
+        return  # the planted bug shows, and how
+    jobs.succeeded(result)
+    logs = "".join((tmp_path / "log" / "1" / f"rank.{rank}" / "stdout").read_text() for rank in range(ranks))
     output, parameters = one_rank_of_16
     of_ranks = [jobs.parameters(tmp_path / "ckpt" / f"fruit_360_renet50_{rank}-1_10.ckpt") for rank in range(ranks)]
     difference = max(jobs.largest_difference(parameters, of_rank) for of_rank in of_ranks)
-    traces = losses_of(output), losses_of(result.output)
+    traces = losses_of(output), losses_of(logs)
     assert [len(trace) for trace in traces] == [10, 10]
     of_losses = max(abs(one - other) for one, other in zip(*traces))
     right = "--sync-bn" in options and change is None
     assert (difference < 1e-4 and of_losses < 1e-4) == right, f"parameters {difference}, losses {of_losses}"
     for rank in range(ranks):
-        assert f"rank size: {ranks}, rank id: {rank}" in result.output
+        assert f"rank size: {ranks}, rank id: {rank}" in logs
     if right:
-        assert accuracy_of(result.output) == accuracy_of(output), "each test image counts once"
+        assert accuracy_of(logs) == accuracy_of(output), "each test image counts once"
     else:
         assert difference > 1e-3
     trained = [{name: value for name, value in of_rank.items() if "moving" not in name} for of_rank in of_ranks]
