@@ -190,13 +190,13 @@ more with large images), $available_mb MB are free; start fewer"
     esac
 }
 
-# move_aside NAME...: what an earlier run left under these names goes to a folder of its own; nothing is deleted.
+# move_aside FOLDER...: what an earlier run left there goes to one folder with the time in its name; nothing is deleted.
 move_aside() {
     local name aside=""
     for name in "$@"; do
         [[ -e "$name" ]] || continue
         if [[ -z "$aside" ]]; then
-            aside="earlier.$(date +%Y%m%d-%H%M%S)"
+            aside="$name.$(date +%Y%m%d-%H%M%S)"
             [[ ! -e "$aside" ]] || aside="$aside.$$"
             mkdir -- "$aside" || die "cannot make the folder $aside in $PWD; start in a folder where you may write"
         fi

@@ -47,9 +47,8 @@ start_by_mpirun() {
         prepare_rank "$rank" "$ranks" "device$rank"
     done
     unset RANK_ID RANK_SIZE DEVICE_ID # mpirun tells
-    mkdir -p mpirun
     # shellcheck disable=SC2016  # the variables of the rank
-    watch_over "rank 0" mpirun mpirun.log mpirun "${mpirun_options[@]}" bash -c 'rank="$OMPI_COMM_WORLD_RANK"
+    watch_over "rank 0" device0 mpirun.log mpirun "${mpirun_options[@]}" bash -c 'rank="$OMPI_COMM_WORLD_RANK"
         cd "$LAUNCH_DIR/device$rank" && MS_NODE_ID="$rank" exec "$@" >"train.log$rank" 2>&1' rank "$PYTHON" "$SCRIPT" "$@"
     logs[-1]="device0/train.log0"
     for ((rank = 1; rank < ranks; rank++)); do
@@ -62,11 +61,11 @@ name_failed_rank() {
     local number rank
     [[ -n "$failed" ]] || return 0
     rank="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
-        mpirun/mpirun.log | head -n 1)"
+        device0/mpirun.log | head -n 1)"
     for number in "${!names[@]}"; do
         [[ "${names[number]}" != "rank $rank" ]] || { failed="$number"; return; }
     done
-    names[failed]=mpirun logs[failed]=mpirun/mpirun.log
+    names[failed]=mpirun logs[failed]=device0/mpirun.log
 }
 
 # ---------------------------------------------------------------------- check everything before the start
@@ -108,8 +107,8 @@ check_data "${arguments[0]}" "$SCRIPT" "$@"
 for ((rank = 0; rank < ranks; rank++)); do
     folders[rank]="device$rank"
 done
-move_aside "${folders[@]}" scheduler mpirun
-[[ -z "$scheduler" ]] || start_scheduler "$ranks" scheduler
+move_aside "${folders[@]}"
+[[ -z "$scheduler" ]] || start_scheduler "$ranks" device0
 if [[ -z "$non_sink" ]]; then
     for ((rank = 0; rank < ranks; rank++)); do
         start_rank "$rank" "$ranks" "device$rank" "train.log$rank" "$PYTHON" "$SCRIPT" "$@"

@@ -41,7 +41,6 @@ table="${arguments[1]}" ranks="${arguments[2]}" first="${arguments[3]}"
 # ---------------------------------------------------------------------- check everything before the start
 check_size "$ranks"
 need_python
-read_settings
 
 device_of=() server_of=()
 read_table "$table" "$ranks"
@@ -55,7 +54,7 @@ for rank in "${!server_of[@]}"; do
     [[ "${server_of[rank]}" != "${server_of[first]}" ]] || mine+=("$rank")
 done
 [[ -z "$dry_run" ]] || dry_run "$ranks" "${mine[0]}-${mine[-1]}" "${arguments[0]}" "$SCRIPT" "$@"
-choose_target
+read_settings
 [[ "$DEVICE_TARGET" != Ascend ]] || server_is_here "${server_of[first]}" ||
     die "the ranks from $first on belong to server ${server_of[first]}, which is no address of this machine; start them there"
 MB_PER_RANK=1200 prepare_target "${mine[@]}"
@@ -67,11 +66,10 @@ folders=()
 for rank in "${mine[@]}"; do
     folders+=("device_$rank")
 done
-((first > 0)) || folders+=(scheduler)
 move_aside "${folders[@]}"
 if [[ "$DEVICE_TARGET" != Ascend ]]; then
     if ((first == 0)); then
-        start_scheduler "$ranks" scheduler
+        start_scheduler "$ranks" device_0
     else
         export MS_SCHED_HOST="${MS_SCHED_HOST:-127.0.0.1}" MS_SCHED_PORT="${MS_SCHED_PORT:-28117}"
         await_scheduler 120

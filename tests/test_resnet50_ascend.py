@@ -129,7 +129,7 @@ def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
     lesson = shutil.copytree(LESSON, tmp_path / "lesson alone")  # without rank_tables/: CPU needs none
     resumed = jobs.succeeded(jobs.run("bash", lesson / "run.sh", cifar10, 2, *options, "--resume", cwd=tmp_path,
                                       env=CPU, timeout=300))
-    earlier, = tmp_path.glob("earlier.*")
+    earlier, = tmp_path.glob("device0.*")
     assert "epoch: 1 step: 1" in (earlier / "device0" / "train.log0").read_text(), "the first run's, moved aside"
     assert "epoch: 1 step" not in resumed.output
     assert resumed.output.count("resumed after epoch 1 from") == 1, "rank 0's is shown"
@@ -187,7 +187,7 @@ def test_one_step_of_two_ranks_is_the_mean_of_one_step_on_each_shard(cifar10, tm
 
     output = check_one_step(LESSON, ("--non-sink",), cifar10, tmp_path, losses, shards)
     assert "training success" in output
-    assert (tmp_path / "mpirun" / "mpirun.log").exists()
+    assert (tmp_path / "device0" / "mpirun.log").exists()
     environment = (tmp_path / "device1" / "env1.log").read_text()
     assert "GRAPH_OP_RUN=1\nHCCL_WHITELIST_DISABLE=1\n" in environment
     assert "RANK_TABLE_FILE" not in environment
