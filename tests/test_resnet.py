@@ -1,17 +1,23 @@
 """The lesson's ResNet-50 against the paper's table 1, and its loss against MindSpore's fused one."""
 
+import os
 import sys
 
 import jobs
-import mindspore as ms
 import numpy as np
 import pytest
 
+before = dict(os.environ)
 sys.path.insert(0, str(jobs.REPO / "resnet50_ascend"))
 
-import cifar10_files
-from resnet import resnet50
-from resnet50_distributed_training import MEAN, STD, SoftmaxCrossEntropyExpand, to_network_input
+import cifar10_files  # noqa: E402
+import mindspore as ms  # noqa: E402
+from resnet import resnet50  # noqa: E402
+from resnet50_distributed_training import MEAN, STD, SoftmaxCrossEntropyExpand, to_network_input  # noqa: E402
+
+# Importing MindSpore sets variables (LD_LIBRARY_PATH, HCCL_CONNECT_TIMEOUT), which other tests' jobs must not inherit.
+os.environ.clear()
+os.environ.update(before)
 
 
 def number_of_parameters(net):
