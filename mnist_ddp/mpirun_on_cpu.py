@@ -47,7 +47,7 @@ def join_ranks():
     elif one_host:
         os.environ["MS_SCHED_PORT"] = _wait_until(lambda: _read(_job_folder() / "scheduler_port"), 60,
                                                   "rank 0 did not start its scheduler")
-    # How long a collective waits for the other ranks: MindSpore's 30 s are short while they still compile on busy cores.
+    # How long a collective waits for the other ranks: MindSpore's 30 s are short while some compile on busy cores.
     os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")
     os.environ["MS_NODE_ID"] = str(rank)
     os.environ["MS_ROLE"] = "MS_WORKER"
