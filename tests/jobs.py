@@ -20,6 +20,8 @@ import numpy as np
 REPO = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 MARK = "LESSON_TEST_JOB"
+# A shell's background job ignores Ctrl-C and hands that on to all it starts; tests that press Ctrl-C undo it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclasses.dataclass
