@@ -8,6 +8,7 @@ help:
 	@echo 'make demo    2 processes train on real handwritten digits; prints their losses and the accuracy'
 	@echo 'make test    the whole test suite'
 	@echo 'make lint    ruff, shellcheck, declared copies'
+	@echo 'make bench   the lessons against the tutorials and PyTorch, side by side (about an hour; installs PyTorch)'
 	@echo 'make clean   remove what the targets made: data sets, runs, caches, .venv'
 
 demo:
@@ -28,9 +29,16 @@ lint:
 	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck -x
 	python tools/copies.py
 
+bench:
+	@$(environment)
+	python -c 'import torch' 2>/dev/null || python -m pip install --quiet -r requirements-bench.txt
+	[[ -d data/mnist ]] || python tools/make_datasets.py mnist data/mnist
+	[[ -d data/cifar10 ]] || python tools/make_datasets.py cifar10 data/cifar10
+	python benchmarks/speed.py --output runs/speed
+
 clean:
 	rm -rf data runs .venv .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .ONESHELL:
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint bench clean

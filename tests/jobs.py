@@ -20,6 +20,7 @@ import numpy as np
 REPO = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 MARK = "LESSON_TEST_JOB"
+PATIENCE = 3  # a timeout catches what hangs; on a busy machine what does not may take several times as long
 # A shell's background job ignores Ctrl-C and hands that on to all it starts; tests that press Ctrl-C undo it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -90,19 +91,19 @@ class Job:
 
     def wait_for(self, pattern, timeout=90):
         """Wait until the output matches a pattern; return the match."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE * timeout
         while time.monotonic() < deadline:
             match = re.search(pattern, self.output(), re.MULTILINE)
             if match:
                 return match
             assert self.process.poll() is None, f"ended before {pattern!r}:\n{self.output()}"
             time.sleep(0.05)
-        raise AssertionError(f"{pattern!r} was not printed within {timeout} s:\n{self.output()}")
+        raise AssertionError(f"{pattern!r} was not printed within {PATIENCE * timeout} s:\n{self.output()}")
 
     def rank_process(self, rank, timeout=20):
         """The process id of a rank, by the number that its launcher gave it; waits until it is there."""
         of_rank = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "MS_NODE_ID")}
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE * timeout
         while time.monotonic() < deadline:
             for pid in marked(self.mark):
                 # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too.
@@ -114,9 +115,9 @@ class Job:
     def finish(self, timeout=120):
         """Wait for the end of the command; return a Result."""
         try:
-            code = self.process.wait(max(0.0, self.started + timeout - time.monotonic()))
+            code = self.process.wait(max(0.0, self.started + PATIENCE * timeout - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {timeout} s: {self.command}\n{self.output()}") from None
+            raise AssertionError(f"still running after {PATIENCE * timeout} s: {self.command}\n{self.output()}") from None
         seconds = time.monotonic() - self.started
         left_over = marked(self.mark)
         deadline = time.monotonic() + 2  # a log follower may need a moment
