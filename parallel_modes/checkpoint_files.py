@@ -10,6 +10,8 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from networks import COLUMNS, ROWS, SLICED, columns_of
 
+NAMES = {"weight", "bias", "moments.weight", "moments.bias", "learning_rate", "momentum", "global_step"}  # in a file
+
 
 # ------------------------------------------------------------------------------------------------ files
 def find(folder):
@@ -48,7 +50,7 @@ def read(file):
         raise ValueError(f"{file} is damaged or was cut off ({file.stat().st_size} bytes); copy it again, "
                          "or use an earlier checkpoint") from error
     shapes = {name: value.shape for name, value in parameters.items()}
-    lacking = {"weight", "bias", "moments.weight", "moments.bias", "global_step"} - set(shapes)
+    lacking = NAMES - set(shapes)
     if lacking:
         raise ValueError(f"{file} lacks {', '.join(sorted(lacking))}: it was cut off or is not of this lesson")
     rows, columns = shapes["weight"]
@@ -97,6 +99,30 @@ def check(folder, ranks):
                          + (f"{ranks} ranks" if ranks > 1 else "a process that needs whole parameters")
                          + f" cannot load; convert them: python convert_checkpoints.py {folder} NEW_FOLDER "
                          f"--ranks {ranks}")
+
+
+def check_strategy(file, folder=None):
+    """Check that a strategy file is of this network and, given a folder, of the job that saved it.
+
+    Raises:
+        ValueError: it is not; or as find() and read().
+    """
+    try:
+        layout = ms.build_searched_strategy(str(file))["weight"]
+        ranks = int(np.prod(layout.dev_matrix[0].dim))
+        cut = [layout.dev_matrix[0].dim[-1 - axis] for axis in layout.tensor_map[0].dim if axis >= 0]
+    except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+        raise ValueError(f"{file} is no strategy file of this network; give the strategy.json that a semi-auto or auto "
+                         "parallel job wrote to its --ckpt-dir") from error
+    files = find(folder) if folder else []
+    if files and len(files) != ranks:
+        raise ValueError(f"the strategy of {file} is for {ranks} ranks, but {folder} has {len(files)}; "
+                         "give the strategy file of the job that saved, and the folders of all its ranks")
+    for saved in files:
+        columns = read(saved)["weight"].shape[1]
+        if columns != COLUMNS // int(np.prod(cut)):
+            raise ValueError(f"by the strategy of {file} a rank holds {COLUMNS // int(np.prod(cut))} columns of the "
+                             f"weight, but {saved} has {columns}; give the strategy file of the job that saved")
 
 
 def write(parameters, folder, rank, **options):

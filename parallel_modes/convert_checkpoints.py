@@ -4,7 +4,7 @@ Hybrid parallel, whose slices MindSpore knows nothing of, by hand:
     python convert_checkpoints.py ckpt ckpt_2 --ranks 2      the slices of any number of ranks, or a whole file -> 2
     python convert_checkpoints.py ckpt ckpt_1 --ranks 1      -> one whole file, for any mode
 Semi-auto and auto parallel, with the strategy files that their jobs wrote (rank_0/strategy.json), by MindSpore:
-    python convert_checkpoints.py ckpt ckpt_2 --strategy ckpt/rank_0/strategy.json --to-strategy other/rank_0/strategy.json
+    python convert_checkpoints.py ckpt ckpt_2 --strategy ckpt/rank_0/strategy.json --to-strategy other.json
     python convert_checkpoints.py ckpt ckpt_1 --strategy ckpt/rank_0/strategy.json       -> one whole file
 
 Prints what it read and wrote:
@@ -13,6 +13,7 @@ Prints what it read and wrote:
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import mindspore as ms
@@ -28,14 +29,15 @@ parser.add_argument("source", type=Path, help="the --ckpt-dir of the job that sa
 parser.add_argument("target", type=Path, help="a new folder")
 parser.add_argument("--ranks", type=int, help="by hand: cut into the slices of so many ranks; 1: whole")
 parser.add_argument("--strategy", type=Path, help="by MindSpore: strategy file of the job that saved")
-parser.add_argument("--to-strategy", type=Path, help="by MindSpore: strategy file of the job that will load; none: whole")
+parser.add_argument("--to-strategy", type=Path, help="by MindSpore: that of the job that will load; none: whole")
 args = parser.parse_args()
 if (args.ranks is None) == (args.strategy is None):
     parser.error("give either --ranks (hybrid parallel) or --strategy (semi-auto and auto parallel)")
 if args.to_strategy and not args.strategy:
     parser.error("--to-strategy needs --strategy, the file of the job that saved")
 if args.ranks is not None and (args.ranks < 1 or COLUMNS % args.ranks):
-    parser.error(f"the weight's {COLUMNS} columns cannot be cut into {args.ranks} equal slices; give 1, 2, 4, ... {COLUMNS}")
+    parser.error(f"the weight's {COLUMNS} columns cannot be cut into {args.ranks} equal slices; "
+                 f"give 1, 2, 4, ... {COLUMNS}")
 if args.target.exists() and any(args.target.iterdir()):
     parser.error(f"{args.target} is not empty; give a new folder")
 
@@ -52,19 +54,14 @@ def by_hand(ranks):
              for name, value in whole.items()], args.target, rank)
 
 
-def by_mindspore(ranks):
+def by_mindspore():
     """Let MindSpore merge and cut, as the strategy files say."""
-    for file in filter(None, (args.strategy, args.to_strategy)):
-        try:
-            layouts = ms.build_searched_strategy(str(file))
-            weight = layouts["weight"]
-        except (ValueError, TypeError, KeyError, OSError) as error:
-            parser.error(f"{file} is no strategy file with a weight in it; give the rank_0/strategy.json of a job")
-        if file == args.strategy and int(np.prod(weight.dev_matrix[0].dim)) != len(checkpoint_files.find(args.source)):
-            parser.error(f"{file} is of {int(np.prod(weight.dev_matrix[0].dim))} ranks, but {args.source} has "
-                         f"{len(checkpoint_files.find(args.source))}; give the strategy file of the same job")
-    ms.transform_checkpoints(str(args.source), str(args.target), "parallel_modes", str(args.strategy),
-                             str(args.to_strategy) if args.to_strategy else None)
+    with tempfile.TemporaryDirectory() as folder:
+        ms.transform_checkpoints(str(args.source), folder, "converted", str(args.strategy),
+                                 str(args.to_strategy) if args.to_strategy else None)
+        for rank, file in enumerate(checkpoint_files.find(Path(folder))):
+            checkpoint_files.write([{"name": name, "data": value}
+                                    for name, value in ms.load_checkpoint(str(file)).items()], args.target, rank)
 
 
 def describe(folder):
@@ -73,9 +70,16 @@ def describe(folder):
 
 
 try:
-    ranks = checkpoint_files.read_all(args.source)
-    describe(args.source)
-    by_hand(ranks) if args.ranks else by_mindspore(ranks)
+    if args.ranks:
+        ranks = checkpoint_files.read_all(args.source)
+        describe(args.source)
+        by_hand(ranks)
+    else:
+        checkpoint_files.check_strategy(args.strategy, args.source)
+        if args.to_strategy:
+            checkpoint_files.check_strategy(args.to_strategy)
+        describe(args.source)
+        by_mindspore()
     describe(args.target)
 except ValueError as error:
     parser.error(str(error))

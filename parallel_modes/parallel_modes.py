@@ -51,20 +51,22 @@ def check(ranks):
         parser.error("--steps and --seed must not be negative, --lr must be greater than 0")
     if args.mode == "stand_alone" and ranks > 1:
         parser.error(f"stand_alone is one process, not {ranks}; choose another --mode, or start it without a launcher")
-    if by_mindspore and ms.get_context("device_target") == "CPU":
+    dry_run = "MS_SIMULATION_LEVEL" in os.environ
+    if by_mindspore and ms.get_context("device_target") == "CPU" and not dry_run:
         parser.error(f"MindSpore has no {args.mode} on CPU; on a machine without cards compile it for Ascend instead: "
                      f"bash run.sh {args.mode} {ranks} --dry-run")
     if args.mode == "data_parallel" and BATCH % ranks:
-        parser.error(f"the batch of {BATCH} samples cannot be shared equally by {ranks} ranks; start 1, 2, 4, ... {BATCH}")
+        parser.error(f"the batch of {BATCH} samples cannot be shared equally by {ranks} ranks; "
+                     f"start 1, 2, 4, ... {BATCH}")
     if args.mode == "hybrid_parallel" and COLUMNS % ranks:
         parser.error(f"the weight's {COLUMNS} columns cannot be cut into {ranks} equal slices, one a rank; "
                      f"start 1, 2, 4, ... {COLUMNS} ranks")
     if args.slices is not None and args.mode != "semi_auto_parallel":
         parser.error(f"--slices is for semi_auto_parallel; {args.mode} does not take it")
-    slices = args.slices or ranks
+    slices = ranks if args.slices is None else args.slices
     if args.mode == "semi_auto_parallel" and (slices < 1 or COLUMNS % slices or ranks % slices):
-        parser.error(f"the strategy ((1, 1), (1, {slices})) does not fit: the slices must divide the weight's {COLUMNS} "
-                     f"columns and the {ranks} ranks; choose another --slices")
+        parser.error(f"the strategy ((1, 1), (1, {slices})) does not fit: the slices must divide the weight's "
+                     f"{COLUMNS} columns and the {ranks} ranks; choose another --slices")
     if args.load:
         try:
             checkpoint_files.check(args.load, ranks if args.mode == "hybrid_parallel" else 1)
@@ -123,11 +125,12 @@ class TrainStep(nn.Cell):
         if args.mode in ("data_parallel", "hybrid_parallel"):  # distributed:
             # What the ranks differentiate together is the sum of their losses. So that this sum is the loss of the
             # whole batch, each rank's part is its loss divided by the number of ranks. In data parallel that makes
-            # a mean of shares; in hybrid parallel all ranks compute the same loss, and the gradient of AllReduce,
-            # another AllReduce, adds it up once a rank: undivided, a slice's gradient would be rank_size times too large.
+            # the mean of the shares. In hybrid parallel all ranks compute the same loss, and the gradient of
+            # AllReduce, another AllReduce, adds it up once a rank: undivided, a slice's gradient would be rank_size
+            # times too large. (Semi-auto and auto parallel divide, too: _VirtualDiv in their graphs.)
             self.parts = rank_size  # distributed:
             self.add_up = ops.AllReduce()  # distributed: of the parts of the loss, only to print it
-            # distributed: sums the gradients of what all ranks hold, and leaves alone those of slices (layerwise_parallel)
+            # distributed: add the gradients of what all ranks hold, leave those of slices alone (layerwise_parallel)
             self.reduce_gradients = nn.DistributedGradReducer(optimizer.parameters, mean=False)
 
     def forward(self, x, y):

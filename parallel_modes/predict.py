@@ -1,7 +1,7 @@
 """Loads a checkpoint for inference, in one process and without any parallel mode, and prints what the network answers.
 
-    python predict.py ckpt                                              whole files: rank 0's is loaded
-    python predict.py ckpt --strategy ckpt/rank_0/strategy.json         slices of semi-auto or auto parallel: all ranks' files
+    python predict.py ckpt                                       whole files: rank 0's is loaded
+    python predict.py ckpt --strategy ckpt/rank_0/strategy.json  slices of semi-auto or auto parallel
 Slices of hybrid parallel have no strategy file: merge them first (convert_checkpoints.py ckpt ckpt_1 --ranks 1).
 
     sample 0: answer 4.32107878, wanted 4.27194309
@@ -26,7 +26,7 @@ args = parser.parse_args()
 net = Net(*initial_values(args.seed))  # its values are overwritten
 try:
     if args.strategy:
-        checkpoint_files.read_all(args.folder)
+        checkpoint_files.check_strategy(args.strategy, args.folder)
         files = [str(file) for file in checkpoint_files.find(args.folder)]
         ms.load_distributed_checkpoint(net, files, None, str(args.strategy))  # merges slices; None: one process
     else:

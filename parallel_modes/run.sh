@@ -33,6 +33,7 @@ need_python
 if [[ -n "$dry_run" ]]; then
     tool="$HERE/../dry_run/dry_run.py"
     [[ -f "$tool" ]] || die "--dry-run needs the folder dry_run/ beside ${HERE##*/}/; copy it there"
+    MS_SIMULATION_LEVEL=0 "$PYTHON" "${script[@]}" --check "$ranks"
     exec "$PYTHON" "$tool" --rank-size "$ranks" "${script[@]}"
 fi
 need_mpirun
