@@ -1,11 +1,11 @@
 """The parallel modes side by side: real ranks on CPU, compiled ranks for Ascend, and their checkpoints."""
 
+import itertools
 import json
 import re
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
 
 import jobs
 import numpy as np
@@ -34,18 +34,19 @@ def losses_of(result, ranks):
             for rank in range(ranks)]
 
 
-def read(folder):
-    """The checkpoints of all ranks in a folder: a list of {name: array}, in the order of the ranks, bit for bit."""
+def read(*folders):
+    """Of each folder the checkpoints of all ranks: lists of {name: array}, in the order of the ranks, bit for bit."""
     code = ("import os, sys; os.environ['GLOG_v'] = '4'\n"
             "import mindspore, numpy\n"
             "for number, name in enumerate(sys.argv[2:]):\n"
             "    loaded = mindspore.load_checkpoint(name)\n"
             "    numpy.savez(f'{sys.argv[1]}/{number}.npz', **{k: v.asnumpy() for k, v in loaded.items()})\n")
-    ranks = len(list(folder.glob("rank_*")))
-    files = [next((folder / f"rank_{rank}").glob("*.ckpt")) for rank in range(ranks)]
+    ranks = [len(list(folder.glob("rank_*"))) for folder in folders]
+    files = [next((folder / f"rank_{rank}").glob("*.ckpt")) for folder, n in zip(folders, ranks) for rank in range(n)]
     with tempfile.TemporaryDirectory() as arrays:
         subprocess.run([jobs.PYTHON, "-c", code, arrays, *map(str, files)], check=True, capture_output=True)
-        return [dict(np.load(f"{arrays}/{number}.npz")) for number in range(ranks)]
+        loaded = iter([dict(np.load(f"{arrays}/{number}.npz")) for number in range(len(files))])
+    return [list(itertools.islice(loaded, n)) for n in ranks]
 
 
 def gathered(ranks):
@@ -62,14 +63,14 @@ def gathered(ranks):
 
 
 def check_equal_to_one(result, folder, ranks, shape, one):
-    """The evidence that ranks trained the network of one process: for good runs, and for planted bugs, where it fails."""
+    """The evidence that ranks trained the network of one process: good runs have it, planted bugs do not."""
     assert result.ranks() == dict.fromkeys(range(ranks), ranks)
     assert result.output.count(f": weight {shape}, bias (1,),") == ranks
     for rank, trace in enumerate(losses_of(result, ranks)):
         assert len(trace) == STEPS
         difference = np.abs(np.array(trace) - one.losses).max()
         assert difference < 1e-5, f"the losses of rank {rank} differ from those of one process by up to {difference}"
-    saved = read(folder)
+    [saved] = read(folder)
     whole = gathered(saved)
     assert whole.keys() == one.parameters.keys()
     for name, value in whole.items():
@@ -85,7 +86,7 @@ class One:
         self.folder = folder / "one"
         result = train(folder, "stand_alone", 1, "--steps", STEPS, "--ckpt-dir", self.folder)
         self.losses = np.array(losses_of(result, 1)[0])
-        [self.parameters] = read(self.folder)
+        [[self.parameters]] = read(self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -156,31 +157,198 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
     four = check_equal_to_one(result, tmp_path / "four", 4, "(512, 32)", one)
     assert [rank["weight"].shape for rank in four] == [(512, 32)] * 4
 
-    # By hand, and by MindSpore with the strategies of semi-auto jobs whose slices are the same: the same bits.
-    outputs = [tool("convert_checkpoints.py", source, target, "--ranks", ranks, cwd=tmp_path)
-               for source, target, ranks in (("four", "two", 2), ("two", "whole", 1), ("whole", "again", 4))]
-    assert outputs[0] == "four: 4 ranks, weight (512, 32)\ntwo: 2 ranks, weight (512, 64)\n"
+    # By hand, and by MindSpore with the strategies of semi-auto jobs, whose slices are the same: the same bits.
     strategies = {ranks: strategy_of(tmp_path, ranks) for ranks in (4, 2)}
-    tool("convert_checkpoints.py", "four", "by_mindspore_2", "--strategy", strategies[4], "--to-strategy", strategies[2],
-         cwd=tmp_path)
-    tool("convert_checkpoints.py", "by_mindspore_2", "by_mindspore", "--strategy", strategies[2], cwd=tmp_path)
-    assert same_bits(read(tmp_path / "again"), four)
-    assert same_bits(read(tmp_path / "by_mindspore_2"), read(tmp_path / "two"))
-    [whole] = read(tmp_path / "whole")
-    assert same_bits(read(tmp_path / "by_mindspore"), [whole])
-    assert same_bits([gathered(four)], [whole])
+    for source, target, *how in (("four", "two", "--ranks", 2), ("two", "whole", "--ranks", 1),
+                                 ("four", "ms_two", "--strategy", strategies[4], "--to-strategy", strategies[2]),
+                                 ("ms_two", "ms_whole", "--strategy", strategies[2])):
+        output = tool("convert_checkpoints.py", source, target, *how, cwd=tmp_path)
+        if target == "two":
+            assert output == "four: 4 ranks, weight (512, 32)\ntwo: 2 ranks, weight (512, 64)\n"
+    # The planted bug: slices merged in another order.
+    lesson = jobs.planted("parallel_modes", tmp_path, "convert_checkpoints.py", (
+        "for rank in ranks], axis=1", "for rank in ranks[::-1]], axis=1"))
+    jobs.succeeded(jobs.run(jobs.PYTHON, lesson / "convert_checkpoints.py", "four", "swapped", "--ranks", 1,
+                            cwd=tmp_path))
+    two, [whole], by_mindspore_two, by_mindspore, swapped = read(*(
+        tmp_path / name for name in ("two", "whole", "ms_two", "ms_whole", "swapped")))
+    assert [rank["weight"].shape for rank in two] == [(512, 64)] * 2
+    assert same_bits(two, by_mindspore_two)
+    for other in ([gathered(four)], [gathered(two)], by_mindspore):
+        assert same_bits([whole], other)
+    assert not same_bits([whole], swapped)
 
     answers = tool("predict.py", "whole", cwd=tmp_path)
-    assert len(re.findall(r"^sample \d: answer \d\.\d{5,}, wanted", answers, re.MULTILINE)) == 8
+    assert len(set(re.findall(r"^sample \d: answer (\d\.\d{5,}), wanted", answers, re.MULTILINE))) == 8
     assert answers == tool("predict.py", "four", "--strategy", strategies[4], cwd=tmp_path)
-    assert answers != tool("predict.py", one.folder, "--seed", 3, cwd=tmp_path), "the answers depend on nothing"
 
     # Two ranks go on with their slices, as one process does with the whole.
     expected = losses_of(train(tmp_path, "stand_alone", 1, "--load", "whole", "--steps", 4), 1)[0]
     resumed = losses_of(train(tmp_path, "hybrid_parallel", 2, "--load", "two", "--steps", 4), 2)
     assert np.abs(np.array(resumed) - expected).max() < 1e-5
 
-    # The planted bug: slices merged in another order give other answers.
-    lesson = jobs.planted("parallel_modes", tmp_path, "convert_checkpoints.py", ("for rank in ranks], axis=1", "for rank in ranks[::-1]], axis=1"))
-    jobs.succeeded(jobs.run(jobs.PYTHON, lesson / "convert_checkpoints.py", "four", "swapped", "--ranks", 1, cwd=tmp_path))
-    assert not same_bits(read(tmp_path / "swapped"), [whole])
+
+@pytest.mark.parametrize("bug", [None, "nobody broadcasts", "every rank takes rank 0's columns"])
+def test_rank_0_loads_and_broadcast_gives_the_rest(bug, one, tmp_path):
+    changes = {
+        None: [],
+        "nobody broadcasts": [("        return self.broadcast(tensors)", "        return tensors")],
+        "every rank takes rank 0's columns": [("columns_of(rank, rank_size)]", "columns_of(0, rank_size)]")],
+    }
+    lesson = jobs.planted("parallel_modes", tmp_path, "checkpoint_files.py", *changes[bug])
+    expected = losses_of(train(tmp_path, "stand_alone", 1, "--load", one.folder, "--steps", 3), 1)[0]
+    assert expected[0] < one.losses[0], "it goes on with what was loaded"
+    # One process has saved: there is no file of rank 1 that rank 1 could read.
+    loaded = losses_of(train(tmp_path, "hybrid_parallel", 2, "--load", one.folder, "--steps", 3, lesson=lesson), 2)
+    assert (np.abs(np.array(loaded) - expected).max() < 1e-5) == (bug is None)
+
+
+def test_four_ranks_of_data_parallel_train_the_network_of_one_process(one, tmp_path):
+    result = train(tmp_path, "data_parallel", 4, "--steps", STEPS, "--ckpt-dir", "ckpt", "--sliced")
+    check_equal_to_one(result, tmp_path / "ckpt", 4, "(512, 128)", one)
+    assert [int(first) for first in re.findall(r"samples (\d+)-\d+ of 64", result.output)] != [0] * 4
+
+
+# ------------------------------------------------------------------------------------ compiled for Ascend
+def dry_run(folder, ranks, mode, *options, only="0"):
+    """Compile ranks for Ascend by the lesson's launcher; return what the report says of each."""
+    report = folder / f"{mode}.json"
+    jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", "--rank-size", ranks, "--ranks", only,
+                            "--json", report, LESSON / "parallel_modes.py", "--mode", mode, *options,
+                            cwd=folder, timeout=300))
+    found = json.loads(report.read_text())
+    assert found["faults"] == []
+    assert all(rank["compiled"] for rank in found["ranks"])
+    return found["ranks"]
+
+
+def slices_of(rank):
+    """{name: (slice shape, ranks that hold the parameter once)} of the two largest parameters."""
+    return {p["name"]: (tuple(p["slice_shape"]), p["over_ranks"]) for p in rank["parameters"] if p["name"] in SLICED}
+
+
+def collectives_of(rank):
+    """What a rank runs a step, in no order: (collective, bytes, ranks)."""
+    return sorted((c["op"], c["bytes"], tuple(c["ranks"])) for c in rank["collectives"])
+
+
+@pytest.mark.parametrize(("ranks", "slices"), [(2, None), (4, None), (4, 2)])
+def test_semi_auto_slices_are_those_of_arithmetic(ranks, slices, one, tmp_path):
+    options = ("--slices", slices) if slices else ("--load", one.folder)
+    compiled = dry_run(tmp_path, ranks, "semi_auto_parallel", *options, only=f"0-{ranks - 1}")
+    width = 128 // (slices or ranks)
+    for rank in compiled:
+        together = list(range(ranks)) if slices is None else [rank["rank"] % 2, rank["rank"] % 2 + 2]
+        assert slices_of(rank) == dict.fromkeys(SLICED, ((512, width), together))
+        assert rank["trained_bytes"] == 4 * (512 * width + 1)
+    if slices is None:  # what semi-auto parallel inserts is what hybrid parallel has written by hand
+        everyone = tuple(range(ranks))  # the sums over columns, forth and back; the loss; the gradient of the bias
+        by_hand = [("AllReduce", 4 * 64, everyone)] * 2 + [("AllReduce", 4, everyone)] * 2
+        [hybrid] = dry_run(tmp_path, ranks, "hybrid_parallel")
+        assert collectives_of(compiled[0]) == collectives_of(hybrid) == sorted(by_hand)
+        own = [p for p in hybrid["parameters"] if p["own"]]
+        assert [p["slice_shape"] for p in own if p["name"] == "weight"] == [[512, width]]
+
+
+@pytest.mark.parametrize("search_mode", ["recursive_programming", "sharding_propagation", "dynamic_programming"])
+def test_auto_parallel_compiles_with_every_search_mode(search_mode, tmp_path):
+    [rank] = dry_run(tmp_path, 2, "auto_parallel", "--search-mode", search_mode)
+    (shape, together) = slices_of(rank)["weight"]
+    assert slices_of(rank)["moments.weight"] == (shape, together)
+    assert shape[0] * shape[1] * len(together) == 512 * 128
+    # Whole weights need the sum of their gradients, sliced ones do not.
+    assert (("AllReduce", 4 * 512 * 128, (0, 1)) in collectives_of(rank)) == (shape == (512, 128))
+
+
+def test_data_parallel_reduces_what_is_trained(tmp_path):
+    [rank] = dry_run(tmp_path, 4, "data_parallel")
+    everyone = tuple(range(4))
+    assert slices_of(rank) == dict.fromkeys(SLICED, ((512, 128), [0]))
+    assert collectives_of(rank) == [("AllReduce", 4, everyone), ("AllReduce", 4, everyone),
+                                    ("AllReduce", 4 * 512 * 128, everyone)]
+
+
+# -------------------------------------------------------------------------------------------- bad input
+def refused(sentence, *command, cwd):
+    """Assert that a command ends with exit code 2 and a sentence, and writes nothing."""
+    before = sorted(path for path in cwd.rglob("*"))
+    result = jobs.run(*command, cwd=cwd)
+    assert result.code == 2, result.output
+    assert re.search(sentence, result.output), result.output
+    assert "Traceback" not in result.output
+    assert sorted(path for path in cwd.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["data_parallel"], "it takes MODE and N, not 1 arguments"),
+    (["data_parallel", "two"], "must be a whole number from 1, not 'two'"),
+    (["data_parallel", "2", "--lr", "1"], "options of parallel_modes.py go after --"),
+    (["data_parallel", "3"], "the batch of 64 samples cannot be shared equally by 3 ranks"),
+    (["hybrid_parallel", "3"], "the weight's 128 columns cannot be cut into 3 equal slices, one a rank"),
+    (["hybrid_parallel", "2", "--", "--slices", "2"], "--slices is for semi_auto_parallel"),
+    (["stand_alone", "2"], "stand_alone is one process, not 2"),
+    (["semi_auto_parallel", "2"], "bash run.sh semi_auto_parallel 2 --dry-run"),
+    (["semi_auto_parallel", "4", "--dry-run", "--", "--slices", "3"],
+     r"the strategy \(\(1, 1\), \(1, 3\)\) does not fit"),
+    (["data_parallel", "2", "--", "--load", "nowhere"], "the folder nowhere does not exist"),
+])
+def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path):
+    refused(sentence, "bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def four_slices(one, tmp_path_factory):
+    """A folder with the slices of 4 ranks, made from one process's checkpoint, and a strategy file of 2 ranks."""
+    folder = tmp_path_factory.mktemp("slices")
+    tool("convert_checkpoints.py", one.folder, folder / "four", "--ranks", 4, cwd=folder)
+    layout = {"dev_matrix": [2], "field": 0, "opt_weight_shard_size": 0, "opt_weight_shard_step": 0,
+              "tensor_map": [-1, 0], "tensor_shape": [512, 128]}
+    (folder / "two.json").write_text(json.dumps({"parallel_layout_item": {"weight": layout}}))
+    return folder
+
+
+def test_bad_checkpoints_are_named(four_slices, one, tmp_path):
+    shutil.copytree(four_slices, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "four" / "rank_2" / "parallel_modes.ckpt"
+    good = file.read_bytes()
+
+    def convert(*arguments):
+        return (jobs.PYTHON, LESSON / "convert_checkpoints.py", *arguments)
+
+    # of another world size, given to plain loading
+    refused("four holds the slices of 4 ranks, which a process that needs whole parameters cannot load; convert them: "
+            "python convert_checkpoints.py four NEW_FOLDER --ranks 1",
+            jobs.PYTHON, LESSON / "predict.py", "four", cwd=tmp_path)
+    refused("four holds the slices of 4 ranks, which 2 ranks cannot load; .* --ranks 2",
+            "bash", LESSON / "run.sh", "hybrid_parallel", 2, "--", "--load", "four", cwd=tmp_path)
+    # cut off in the middle, cut off between two parameters, changed, of another step, missing
+    file.chmod(0o644)
+    for content, sentence in ((good[:70000], "rank_2/parallel_modes.ckpt is damaged or was cut off .70000 bytes"),
+                              (b"", "rank_2/parallel_modes.ckpt is damaged or was cut off .0 bytes"),
+                              (good[:good.index(b"moments.bias") - 4], "rank_2/parallel_modes.ckpt lacks .*moments.b"),
+                              (good[:70000] + bytes(8) + good[70008:], "rank_2/parallel_modes.ckpt is damaged")):
+        file.write_bytes(content)
+        refused(sentence, *convert("four", "new", "--ranks", 2), cwd=tmp_path)
+    file.unlink()
+    refused("four/rank_2 must hold one .ckpt file, not 0", *convert("four", "new", "--ranks", 2), cwd=tmp_path)
+    file.write_bytes(good)
+    (tmp_path / "four" / "rank_3" / "parallel_modes.ckpt").unlink()
+    (tmp_path / "four" / "rank_3").rmdir()
+    refused("holds 1 of 4 slices, but four has 3 ranks: rank_3 is missing", *convert("four", "new", "--ranks", 2),
+            cwd=tmp_path)
+    # strategies
+    refused("two.json is for 2 ranks, but four has 3", *convert("four", "new", "--strategy", "two.json"), cwd=tmp_path)
+    refused("rank_0/parallel_modes.ckpt is no strategy file of this network",
+            *convert("four", "new", "--strategy", "four/rank_0/parallel_modes.ckpt"), cwd=tmp_path)
+    refused("cannot be cut into 3 equal slices", *convert("four", "new", "--ranks", 3), cwd=tmp_path)
+    refused("four is not empty", *convert("four", "four", "--ranks", 2), cwd=tmp_path)
+
+
+def test_slices_of_two_saves_are_refused(four_slices, one, tmp_path):
+    shutil.copytree(four_slices, tmp_path, dirs_exist_ok=True)
+    train(tmp_path, "stand_alone", 1, "--steps", 1, "--ckpt-dir", "later", "--load", one.folder)
+    tool("convert_checkpoints.py", "later", "later_four", "--ranks", 4, cwd=tmp_path)
+    shutil.rmtree(tmp_path / "four" / "rank_1")
+    shutil.move(tmp_path / "later_four" / "rank_1", tmp_path / "four" / "rank_1")
+    refused("in four/rank_1/parallel_modes.ckpt is not as in four/rank_0/parallel_modes.ckpt: .* not of one save",
+            jobs.PYTHON, LESSON / "convert_checkpoints.py", "four", "new", "--ranks", 2, cwd=tmp_path)
