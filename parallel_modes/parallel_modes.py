@@ -46,7 +46,7 @@ by_mindspore = args.mode in ("semi_auto_parallel", "auto_parallel")  # it cuts a
 
 
 def check(ranks):
-    """End with a sentence if the options do not fit so many ranks."""
+    """End with a sentence if the options do not fit so many ranks; return how many slices --load has."""
     if args.steps < 0 or args.lr <= 0 or args.seed < 0:
         parser.error("--steps and --seed must not be negative, --lr must be greater than 0")
     if args.mode == "stand_alone" and ranks > 1:
@@ -67,11 +67,10 @@ def check(ranks):
     if args.mode == "semi_auto_parallel" and (slices < 1 or COLUMNS % slices or ranks % slices):
         parser.error(f"the strategy ((1, 1), (1, {slices})) does not fit: the slices must divide the weight's "
                      f"{COLUMNS} columns and the {ranks} ranks; choose another --slices")
-    if args.load:
-        try:
-            checkpoint_files.check(args.load, ranks if args.mode == "hybrid_parallel" else 1)
-        except ValueError as error:
-            parser.error(str(error))
+    try:
+        return args.load and checkpoint_files.check(args.load, ranks if args.mode == "hybrid_parallel" else 1)
+    except ValueError as error:
+        return parser.error(str(error))
 
 
 if args.check is not None:
@@ -85,7 +84,7 @@ if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_
     mpirun_on_cpu.join_ranks()  # distributed: needed by mpirun on CPU only
     init()  # distributed: connect to the other ranks (HCCL on Ascend, NCCL on GPU, MCCL on CPU)
     rank, rank_size = get_rank(), get_group_size()  # distributed: which rank this is, and of how many
-check(rank_size)
+slices_to_load = check(rank_size)
 ms.set_auto_parallel_context(parallel_mode=args.mode)  # distributed: before the network is made
 if by_mindspore:  # distributed:
     ms.set_auto_parallel_context(  # distributed: every rank brings the whole batch, MindSpore cuts it as it needs it
@@ -146,7 +145,7 @@ class TrainStep(nn.Cell):
 train_step = TrainStep()
 train_step.set_train()
 if args.load:
-    checkpoint_files.load(train_step, args.load, rank, rank_size)  # distributed: rank, rank_size
+    checkpoint_files.load(train_step, args.load, slices_to_load, rank, rank_size)  # distributed: rank, rank_size
 
 # ------------------------------------------------------------------------------------- train and save
 for step in range(args.steps):

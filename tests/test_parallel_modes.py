@@ -22,7 +22,7 @@ def train(folder, mode, ranks, *options, lesson=LESSON):
     folder.mkdir(exist_ok=True)
     command = ("bash", lesson / "run.sh", mode, ranks, "--") if ranks > 1 else (
         jobs.PYTHON, lesson / "parallel_modes.py", "--mode", mode)
-    return jobs.succeeded(jobs.run(*command, *options, cwd=folder))
+    return jobs.succeeded(jobs.run(*command, *options, cwd=folder, timeout=300))
 
 
 def losses_of(result, ranks):
@@ -192,7 +192,7 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
 def test_rank_0_loads_and_broadcast_gives_the_rest(bug, one, tmp_path):
     changes = {
         None: [],
-        "nobody broadcasts": [("        return self.broadcast(tensors)", "        return tensors")],
+        "nobody broadcasts": [("received += self.broadcast((tensor,))", "received += (tensor,)")],
         "every rank takes rank 0's columns": [("columns_of(rank, rank_size)]", "columns_of(0, rank_size)]")],
     }
     lesson = jobs.planted("parallel_modes", tmp_path, "checkpoint_files.py", *changes[bug])
@@ -210,11 +210,11 @@ def test_four_ranks_of_data_parallel_train_the_network_of_one_process(one, tmp_p
 
 
 # ------------------------------------------------------------------------------------ compiled for Ascend
-def dry_run(folder, ranks, mode, *options, only="0"):
+def dry_run(folder, ranks, mode, *options, only="0", lesson=LESSON):
     """Compile ranks for Ascend by the lesson's launcher; return what the report says of each."""
     report = folder / f"{mode}.json"
     jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", "--rank-size", ranks, "--ranks", only,
-                            "--json", report, LESSON / "parallel_modes.py", "--mode", mode, *options,
+                            "--json", report, lesson / "parallel_modes.py", "--mode", mode, *options,
                             cwd=folder, timeout=300))
     found = json.loads(report.read_text())
     assert found["faults"] == []
@@ -248,6 +248,16 @@ def test_semi_auto_slices_are_those_of_arithmetic(ranks, slices, one, tmp_path):
         assert collectives_of(compiled[0]) == collectives_of(hybrid) == sorted(by_hand)
         own = [p for p in hybrid["parameters"] if p["own"]]
         assert [p["slice_shape"] for p in own if p["name"] == "weight"] == [[512, width]]
+
+
+def test_a_strategy_for_matmul_alone_costs_a_redistribution(tmp_path):
+    lesson = jobs.planted("parallel_modes", tmp_path, "networks.py", ("        self.relu.shard(", "        print("),
+                          ("        self.reduce_sum.shard(", "        print("))
+    [rank] = dry_run(tmp_path, 2, "semi_auto_parallel", lesson=lesson)
+    assert slices_of(rank) == dict.fromkeys(SLICED, ((512, 64), [0, 1]))
+    matrix = 4 * 64 * 128
+    assert collectives_of(rank) == [("AllGather", matrix, (0, 1)), ("AllReduce", 4, (0, 1)), ("AllReduce", 4, (0, 1)),
+                                    ("ReduceScatter", matrix, (0, 1))]
 
 
 @pytest.mark.parametrize("search_mode", ["recursive_programming", "sharding_propagation", "dynamic_programming"])
