@@ -80,11 +80,14 @@ if args.check is not None:
 # ------------------------------------------------------------------------------- device and other ranks
 ms.set_context(mode=ms.GRAPH_MODE)
 rank, rank_size = 0, 1  # distributed: as long as nobody says otherwise
-if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_ID")):  # distributed: launched
+launched = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_ID"))  # distributed:
+if launched:  # distributed:
     mpirun_on_cpu.join_ranks()  # distributed: needed by mpirun on CPU only
     init()  # distributed: connect to the other ranks (HCCL on Ascend, NCCL on GPU, MCCL on CPU)
     rank, rank_size = get_rank(), get_group_size()  # distributed: which rank this is, and of how many
 slices_to_load = check(rank_size)
+if not launched and args.mode != "stand_alone":  # distributed: started by hand, so say what starts several
+    parser.error(f"{args.mode} needs a launcher: bash run.sh {args.mode} 2; one process alone is --mode stand_alone")
 ms.set_auto_parallel_context(parallel_mode=args.mode)  # distributed: before the network is made
 if by_mindspore:  # distributed:
     ms.set_auto_parallel_context(  # distributed: every rank brings the whole batch, MindSpore cuts it as it needs it
@@ -126,7 +129,7 @@ class TrainStep(nn.Cell):
             # whole batch, each rank's part is its loss divided by the number of ranks. In data parallel that makes
             # the mean of the shares. In hybrid parallel all ranks compute the same loss, and the gradient of
             # AllReduce, another AllReduce, adds it up once a rank: undivided, a slice's gradient would be rank_size
-            # times too large. (Semi-auto and auto parallel divide, too: _VirtualDiv in their graphs.)
+            # times too large. (Semi-auto parallel divides, too: _VirtualDiv in its graph.)
             self.parts = rank_size  # distributed:
             self.add_up = ops.AllReduce()  # distributed: of the parts of the loss, only to print it
             # distributed: add the gradients of what all ranks hold, leave those of slices alone (layerwise_parallel)

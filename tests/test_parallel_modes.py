@@ -305,6 +305,11 @@ def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path
     refused(sentence, "bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
 
 
+def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
+    refused("hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2",
+            jobs.PYTHON, LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
+
+
 @pytest.fixture(scope="module")
 def four_slices(one, tmp_path_factory):
     """A folder with the slices of 4 ranks, made from one process's checkpoint, and a strategy file of 2 ranks."""
