@@ -78,8 +78,8 @@ def check_slices(parser, args):  # distributed:
     """Do the pictures and the batch fit the number of ranks?"""
     rank_size = int(os.getenv("RANK_SIZE") or os.getenv("OMPI_COMM_WORLD_SIZE") or os.getenv("MS_WORKER_NUM") or 1)
     if os.getenv("DEVICE_TARGET", ms.get_context("device_target")) == "CPU":
-        parser.error("MindSpore has no semi-automatic parallel on CPU; to compile this for Ascend instead, without a card: "
-                     f"bash run_dataset_slice.sh --dry-run {rank_size}")
+        parser.error("MindSpore has no semi-automatic parallel on CPU; to compile this for Ascend instead, without a "
+                     f"card: bash run_dataset_slice.sh --dry-run {rank_size}")
     if rank_size == 1:
         parser.error("slices are for several ranks; start them with run_dataset_slice.sh")
     if args.image_size % (4 * rank_size):  # the window reaches 3 columns to each side, and moves by 2
@@ -231,9 +231,9 @@ def test_train_cifar(argv=()):
     # After create_dataset, whose seed is another on each rank: it also seeds what weights are drawn from.
     ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
     strategy = (1, 1, 1, rank_size)  # distributed: into how many parts batch, channels, height and width are cut
-    ms.set_auto_parallel_context(dataset_strategy=(strategy, (1,)))  # distributed: so are the pictures; not the labels
+    ms.set_auto_parallel_context(dataset_strategy=(strategy, (1,)))  # distributed: the pictures so, the labels not
     net = resnet50(num_classes=10)
-    net.conv1.conv2d.shard((strategy, (1, 1, 1, 1)))  # distributed: the first convolution works on strips; not its weight
+    net.conv1.conv2d.shard((strategy, (1, 1, 1, 1)))  # distributed: first convolution: the same; its weight is whole
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
     callbacks = [LossMonitor()]
