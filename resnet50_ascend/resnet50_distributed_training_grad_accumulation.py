@@ -211,10 +211,12 @@ class TrainWithAccumulation(nn.Cell):
 
 
 def scaled(factor, value):
+    """A tensor times a number."""
     return value * factor
 
 
 def set_to_zero(value):
+    """Fill a parameter with zeros."""
     return ops.assign(value, ops.zeros_like(value))
 
 
@@ -278,9 +280,9 @@ def test_train_cifar(argv=()):
     # After create_dataset, whose seed is another on each rank: it also seeds what weights are drawn from.
     ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
     net = resnet50(num_classes=10)
-    for cell in net.cells_and_names():
-        if args.freeze_bn and isinstance(cell[1], nn.BatchNorm2d):
-            cell[1].use_batch_statistics = False
+    for _, cell in net.cells_and_names():
+        if args.freeze_bn and isinstance(cell, nn.BatchNorm2d):
+            cell.use_batch_statistics = False
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
     network = nn.WithLossCell(net, SoftmaxCrossEntropyExpand(sparse=True))
     model = Model(TrainWithAccumulation(network, optimizer, args.micro_batches, rank_size))

