@@ -8,8 +8,8 @@ Without a card (MindSpore has no pipeline on CPU) compile each rank's part for A
     bash run_pipeline.sh --dry-run 8
 
 A batch goes through in micro batches: while the last stage works on the first of them, the first stage has long been
-working on others. Within a stage the cards share the images, as in data parallel. The last stage knows the loss; what
-the others print means nothing. There is no test at the end.
+working on others. Within a stage the cards share the images, as in data parallel. Only the last stage knows the loss:
+see device7/train.log7; what the others print means nothing. There is no test at the end.
 The lines that one process alone would not need are marked:
     grep -n "distributed:" resnet50_distributed_training_pipeline.py
 """
