@@ -63,13 +63,16 @@ def check_same_end(folders, epochs):
 
 # ------------------------------------------------------------------------------------------------------ kills
 def kill_a_rank(job, chance, count):
-    """Kill one of the two ranks at some time after the first step of a job's attempt number `count`, from 1."""
+    """Kill one of the two ranks some time after a random step of a job's attempt number `count`, from 1."""
+    steps = chance.randint(3, 5) if count == 1 else chance.randint(1, 5)  # after 3 the first epoch is saved
     deadline = time.monotonic() + 240
-    while not re.search(r"epoch: \d+ step: ", job.output().rpartition("start training for device 1")[2]):
+    attempt = ""
+    while len(re.findall(r"epoch: \d+ step: ", attempt)) < steps:
         assert job.process.poll() is None, job.output()
         assert time.monotonic() < deadline, job.output()
         time.sleep(0.02)
-    time.sleep(chance.uniform(0, 1.5))
+        attempt = job.output().partition(f"restart {count - 1} of ")[2] if count > 1 else job.output()
+    time.sleep(chance.uniform(0, 1))
     os.kill(job.rank_process(chance.randrange(2)), signal.SIGKILL)
     job.wait_for(rf"^run.sh: restart {count} of ", timeout=60)
 
