@@ -64,13 +64,18 @@ check_data() {
 # dry_run SIZE RANKS DATA_PATH SCRIPT [OPTION...]: instead of starting ranks, compile the Ascend graphs of RANKS (such as
 # 0-7) of SIZE on this machine, which needs neither card nor CANN, and end with the report. DATA_PATH "": a stand-in.
 dry_run() {
-    local size="$1" ranks="$2" data_path="$3" tool="$HERE/../dry_run/dry_run.py" options
+    local size="$1" ranks="$2" data_path="$3" tool="$HERE/../dry_run/dry_run.py" options stand_in code=0
     shift 3
     [[ -f "$tool" ]] || die "--dry-run needs the folder dry_run/ beside ${HERE##*/}/; copy it there"
     options=(--rank-size "$size" --ranks "$ranks")
     if [[ -n "$data_path" ]]; then
-        check_data "$data_path" "$@"
+        DEVICE_TARGET=Ascend RANK_SIZE="$size" check_data "$data_path" "$@"
     else
+        stand_in="$(mktemp -d)" # zeros, which take no room on the disk
+        truncate -s 30730000 "$stand_in/data_batch_1.bin" "$stand_in/test_batch.bin"
+        (DEVICE_TARGET=Ascend RANK_SIZE="$size" check_data "$stand_in" "$@") || code=$?
+        rm -r -- "$stand_in"
+        ((code == 0)) || exit "$code"
         options+=(--data cifar10)
     fi
     unset DEVICE_TARGET # Ascend, whatever this machine has
@@ -431,20 +436,33 @@ runs on the machine of rank 0: look at that machine's logs" ;;
     esac
 }
 
+# show_failure: after watch(): which rank failed, the end of its log, and what may help.
+show_failure() {
+    local log="${logs[failed]}"
+    wait "$follower" || true
+    {
+        echo "$SELF: ${names[failed]} failed, exit code $code. The end of $log:"
+        grep -v 'Event base dispatch success' "$log" | tail -n 30 || true
+        hint "$log" "$code"
+    } >&2
+}
+
+# forget_ranks: after a failure, when all have ended: ready to start them again.
+forget_ranks() {
+    names=() pids=() logs=() sessions=()
+    unset RANK_ID RANK_SIZE DEVICE_ID MS_ROLE MS_NODE_ID MS_WORKER_NUM # of the rank that started last
+    [[ "$DEVICE_TARGET" != Ascend ]] || sleep 10 # the cards need some time after ranks that failed (EJ0001)
+}
+
 # finish: after watch(): say what came of the job and exit with its code.
 finish() {
-    local number log
-    wait "$follower" || true
+    local number
     if ((code != 0)); then
-        log="${logs[failed]}"
-        {
-            echo "$SELF: ${names[failed]} failed, exit code $code. The end of $log:"
-            grep -v 'Event base dispatch success' "$log" | tail -n 30 || true
-            hint "$log" "$code"
-            echo "training failed"
-        } >&2
+        show_failure
+        echo "training failed" >&2
         exit "$code"
     fi
+    wait "$follower" || true
     for number in "${!logs[@]}"; do
         awk -v name="${names[number]}" -v log_file="${logs[number]}" '
             /loss is/ { last = $NF; if (first == "") first = last }

@@ -53,7 +53,8 @@ def parse_arguments(argv):
                         help="batch norm over all ranks' images; implies data_parallel")  # distributed:
     parser.add_argument("--no-sink", action="store_true", help="hand over the data step by step, see the README")
     parser.add_argument("--ckpt-dir", help="save checkpoints in its folders ckpt_<rank> after each epoch")
-    parser.add_argument("--resume", action="store_true", help="go on after the last epoch saved in --ckpt-dir")
+    parser.add_argument("--resume", nargs="?", const="always", choices=("always", "if-saved"),
+                        help="go on after the last epoch saved in --ckpt-dir; if-saved: or begin, if there is none")
     parser.add_argument("--check", action="store_true", help="only check the options and the data, then stop")
     args = parser.parse_args(argv)
     for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1), ("test_images", 0)):
@@ -170,19 +171,42 @@ class SoftmaxCrossEntropyExpand(nn.Cell):
 
 
 # ------------------------------------------------------------------------------------------- checkpoints
-def resume(train_network, folder, rank_size):
-    """Load the newest epoch that all ranks have saved, weights and optimizer; returns its number."""
-    epoch_of = {file: int(re.search(r"-(\d+)_\d+\.ckpt$", file.name).group(1)) for file in folder.glob("*-*_*.ckpt")}
-    newest = max(epoch_of.values(), default=0)
+def load_whole(file):
+    """The parameters in a checkpoint, or none, with a warning, if it is cut off or damaged.
+
+    MindSpore writes to a .tmp file and renames it when it is whole, but a disk may still lose its end.
+    """
+    try:
+        parameters = ms.load_checkpoint(str(file))
+    except ValueError:
+        parameters = {}
+    if parameters.pop("epoch_num", None) is None:  # the last entry of a file, see append_info
+        print(f"warning: {file} is cut off or damaged; passed over", flush=True)
+        return {}
+    return parameters
+
+
+def resume(train_network, folder, rank_size, epochs, required):
+    """Load the newest epoch that all ranks have saved whole, weights and optimizer; returns its number.
+
+    If there is none, returns 0, or ends the process if one is required.
+    """
+    file_of = {int(re.search(r"-(\d+)_\d+\.ckpt$", file.name).group(1)): file
+               for file in sorted(folder.glob("*-*_*.ckpt"), key=lambda file: file.stat().st_mtime)}
+    whole = [epoch in file_of and bool(load_whole(file_of[epoch])) for epoch in range(epochs + 1)]
     if rank_size > 1:  # distributed: a killed job may not have saved its last epoch on all ranks
-        newest = int(ops.AllGather()(ms.Tensor([newest], ms.float32)).asnumpy().min())  # distributed:
-    files = [file for file, epoch in epoch_of.items() if epoch == newest]
-    if not files:
-        sys.exit(f"nothing to resume: {folder} and the other ranks' folders share no saved epoch; resume with as many "
-                 "ranks as were started before, or start without --resume")
-    latest = max(files, key=lambda file: file.stat().st_mtime)
-    ms.load_param_into_net(train_network, ms.load_checkpoint(str(latest)))
-    print(f"resumed after epoch {newest} from {latest}", flush=True)
+        ranks_with_it = sum_over_ranks(ms.Tensor(whole, ms.float32))  # distributed:
+        whole = list(ranks_with_it.asnumpy() == rank_size)  # distributed:
+    newest = max((epoch for epoch in range(epochs + 1) if whole[epoch]), default=0)
+    if newest == 0 and required:
+        sys.exit(f"nothing to resume: {folder} and the other ranks' folders share no whole epoch up to {epochs}; "
+                 "resume with as many ranks as were started before, or start without --resume")
+    for epoch, file in file_of.items():
+        if newest < epoch <= epochs:  # not of all ranks: another resume must not mix it with what they save now
+            file.replace(f"{file}.unused")
+    if newest:
+        ms.load_param_into_net(train_network, load_whole(file_of[newest]))
+        print(f"resumed after epoch {newest} from {file_of[newest]}", flush=True)
     return newest
 
 
@@ -214,10 +238,11 @@ def test_train_cifar(argv=()):
     if args.ckpt_dir:
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: a folder a rank, no two ranks write one file
         folder.mkdir(exist_ok=True)
-        callbacks.append(ModelCheckpoint("auto_parallel", str(folder),
-                                         CheckpointConfig(save_checkpoint_steps=steps, keep_checkpoint_max=3)))
+        # The folder as a function: else MindSpore takes another name after each resume, and clears away fewer files.
+        callbacks.append(ModelCheckpoint("auto_parallel", lambda _: str(folder), CheckpointConfig(
+            save_checkpoint_steps=steps, keep_checkpoint_max=3, append_info=["epoch_num"])))
         if args.resume:
-            first_epoch = resume(model.train_network, folder, rank_size)
+            first_epoch = resume(model.train_network, folder, rank_size, args.epochs, args.resume == "always")
             # Pass over the finished epochs' data, random crops included: as if training had never stopped.
             ds.config.set_fast_recovery(False)
             dataset.set_init_step(first_epoch * steps)

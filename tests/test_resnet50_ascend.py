@@ -289,7 +289,7 @@ def test_a_data_set_that_goes_after_the_check(cifar10, tmp_path):
 @pytest.mark.parametrize(("sign", "code", "when"), [
     (signal.SIGINT, 130, r"\[rank 0\] epoch: 1 step: 2"), (signal.SIGTERM, 143, "start training for device 1")])
 def test_signals_end_everything(sign, code, when, cifar10, tmp_path):
-    with jobs.Job("bash", RUN, cifar10, 2, *ENDLESS, cwd=tmp_path, env=CPU) as job:
+    with jobs.Job("bash", RUN, cifar10, 2, "--restarts", 2, *ENDLESS, "--ckpt-dir", "ck", cwd=tmp_path, env=CPU) as job:
         job.wait_for(when, timeout=200)
         assert len(jobs.marked(job.mark)) >= 4, "launcher, scheduler, two ranks"
         os.kill(job.process.pid, sign)
@@ -298,6 +298,7 @@ def test_signals_end_everything(sign, code, when, cifar10, tmp_path):
         assert time.monotonic() - sent < 10
     assert result.code == code
     assert not result.left_over
+    assert "restart" not in result.output, "who ends a job does not want it again"
 
 
 # -------------------------------------------------------------------------------------------------- bad input

@@ -21,6 +21,10 @@ APPROVED = {  # patch: (from, to)
         ("resnet50_gpu/gpu_single_train.py", "resnet50_gpu/gpu_distributed_train.py"),
     "tests/approved/resnet50_ascend_to_gpu.patch":
         ("resnet50_ascend/resnet50_distributed_training.py", "resnet50_gpu/resnet50_distributed_training_gpu.py"),
+    **{f"tests/approved/resnet50_ascend_to_{variant}.patch":
+        ("resnet50_ascend/resnet50_distributed_training.py",
+         f"resnet50_ascend/resnet50_distributed_training_{variant}.py")
+       for variant in ("pipeline", "dataset_slice", "grad_accumulation")},
 }
 
 

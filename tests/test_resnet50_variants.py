@@ -1,0 +1,139 @@
+"""ResNet-50 as a pipeline and with sliced pictures, compiled for Ascend; with gradient accumulation, run on CPU."""
+
+import re
+
+import jobs
+import numpy as np
+import pytest
+from test_dry_run_lessons import dry_run
+from test_resnet50_ascend import check_equal_parameters, is_trained, newest, python, refused
+
+LESSON = jobs.REPO / "resnet50_ascend"
+CPU = {"DEVICE_TARGET": "CPU"}
+PARAMETERS = 23_528_522  # of ResNet-50 with 10 classes, in 161 tensors
+
+
+# --------------------------------------------------------------------------------------------------- pipeline
+def trained(rank):
+    """The trained parameters of a rank of a report: {name: bytes}."""
+    return {parameter["name"]: parameter["bytes"] for parameter in rank["parameters"] if parameter["trained"]}
+
+
+def calls(rank, op):
+    return [call for call in rank["collectives"] if call["op"] == op]
+
+
+def test_a_pipelines_stages_are_together_the_network(tmp_path):
+    _, report = dry_run(tmp_path, 8, "--ranks", "0,4", "--data", "cifar10",
+                        LESSON / "resnet50_distributed_training_pipeline.py", "--image-size", 32, "--no-sink",
+                        "--batch-size", 8, "--micro-batches", 2)
+    assert report["faults"] == []
+    first, last = report["ranks"]
+    assert [first["stage"], last["stage"]] == [0, 1]
+    names = [trained(first), trained(last)]
+    assert names[0].keys().isdisjoint(names[1]), "no layer in both"
+    assert len(names[0]) + len(names[1]) == 161
+    assert sum(names[0].values()) + sum(names[1].values()) == 4 * PARAMETERS
+    blocks = [{name.rsplit(".", 2)[0] for name in of if name.startswith("layer") and "downsample" not in name}
+              for of in names]
+    assert [len(of) for of in blocks] == [8, 8]
+    assert "conv1.weight" in names[0]
+    assert "fc.weight" in names[1]
+    # Each micro batch goes forward, (images a rank, channels, height, width), and its gradient comes back.
+    for op, rank, far in (("Send", first, 4), ("Receive", first, 4), ("Send", last, 0), ("Receive", last, 0)):
+        messages = calls(rank, op)
+        assert [call["ranks"][call["peer"]] for call in messages] == [far, far], f"{op} of rank {rank['rank']}"
+        assert all(call["shape"] == [4, 1024, 2, 2] for call in messages)
+    for rank, members in ((first, [0, 1, 2, 3]), (last, [4, 5, 6, 7])):
+        gradients = [call for call in calls(rank, "AllReduce") if call["fusion"] > 0]
+        assert sum(call["bytes"] for call in gradients) >= 0.9 * rank["trained_bytes"]
+        assert all(call["ranks"] == members for call in calls(rank, "AllReduce"))
+
+
+# ------------------------------------------------------------------------------------------------------ slices
+def test_each_ranks_graph_takes_strips(tmp_path):
+    _, report = dry_run(tmp_path, 8, "--ranks", "1", "--data", "cifar10", "--keep", tmp_path / "kept",
+                        LESSON / "resnet50_distributed_training_dataset_slice.py", "--image-size", 32, "--no-sink",
+                        "--batch-size", 16)
+    graph, = (path.read_text() for path in tmp_path.glob("kept/rank_1/graphs/**/*_validate_*.ir"))
+    inputs = re.findall(r"^%para\d+_inputs\d: <Tensor\[(\w+)\], \(([\d, ]+)\)", graph, re.MULTILINE)
+    assert inputs == [("Float32", "16, 3, 32, 4"), ("Int32", "16")], "all 16 images, 4 of 32 columns; all labels"
+    rank, = report["ranks"]
+    columns, = calls(rank, "NeighborExchangeV2")  # from the strips beside, for the first convolution
+    assert columns["shape"] == [16, 3, 32, 4]
+    assert columns["ranks"] == list(range(8))
+    whole, = calls(rank, "AllGather")
+    assert whole["bytes"] == 4 * 16 * 64 * 16 * 16, "the first convolution's results, put together"
+    assert len([call for call in calls(rank, "AllReduce") if call["fusion"] > 0]) == 161
+
+
+STRIPS = """
+import sys
+import numpy as np
+import resnet50_distributed_training_dataset_slice as slices
+whole = slices.create_dataset(sys.argv[1], 8, image_size=48)
+strips = [slices.create_dataset(sys.argv[1], 8, rank, 4, image_size=48) for rank in range(4)]
+for number, batches in enumerate(zip(*(d.take(3).create_tuple_iterator(output_numpy=True) for d in [whole, *strips]))):
+    (images, labels), *parts = batches
+    assert all(part.shape == (8, 3, 48, 12) for part, _ in parts)
+    assert np.array_equal(np.concatenate([part for part, _ in parts], axis=3), images)
+    assert all(np.array_equal(part_labels, labels) for _, part_labels in parts)
+    print("batch", number)
+"""
+
+
+def test_strips_of_all_ranks_are_the_pictures(cifar10, tmp_path):
+    assert python(STRIPS, cifar10, cwd=tmp_path).count("batch") == 3
+
+
+# ------------------------------------------------------------------------------------------------ accumulation
+def accumulate(lesson, cifar10, folder, micro_batches):
+    """Two steps of two ranks with batches of 8; returns the parameters and all ranks' losses."""
+    folder.mkdir()
+    jobs.succeeded(jobs.run("bash", lesson / "run_grad_accumulation.sh", cifar10, 2, "--", "--image-size", 32,
+                            "--batch-size", 8, "--micro-batches", micro_batches, "--freeze-bn", "--epochs", 1,
+                            "--steps", 2, "--test-images", 3, "--ckpt-dir", "ck", cwd=folder, env=CPU, timeout=300))
+    losses = [jobs.losses(folder / f"device{rank}" / f"train.log{rank}") for rank in range(2)]
+    return check_equal_parameters([newest(folder / "ck", rank, 1) for rank in range(2)]), np.array(losses)
+
+
+def check_same_step(accumulated, at_once):
+    (ours, our_losses), (theirs, their_losses) = accumulated, at_once
+    assert our_losses.shape == (2, 2), "a line a batch, on each rank"
+    weights = [name for name in theirs if is_trained(name) and not name.startswith("sum")]
+    assert len(weights) > 2 * 161, "weights and momenta"
+    difference = max(np.abs(ours[name] - theirs[name]).max() for name in weights)
+    assert difference < 1e-5, f"the weights differ by {difference}"
+    assert np.allclose(our_losses, their_losses, atol=1e-5)
+    for state in (ours, theirs):
+        sums = [values for name, values in state.items() if name.startswith("sum")]
+        assert len(sums) == 161
+        assert not any(values.any() for values in sums), "gradients are left over"
+
+
+def test_four_micro_batches_are_one_batch(cifar10, tmp_path):
+    at_once = accumulate(LESSON, cifar10, tmp_path / "at once", 1)
+    check_same_step(accumulate(LESSON, cifar10, tmp_path / "accumulated", 4), at_once)
+    assert np.abs(at_once[0]["moments.fc.weight"]).max() > 1e-3, "no gradient, no proof"
+    bug = jobs.planted("resnet50_ascend", tmp_path, "resnet50_distributed_training_grad_accumulation.py", (
+        "ops.partial(scaled, 1 / self.micro_batches)", "ops.partial(scaled, 1.0)"))
+    with pytest.raises(AssertionError, match="the weights differ by"):
+        check_same_step(accumulate(bug, cifar10, tmp_path / "not divided", 4), at_once)
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+def test_variants_refuse_what_does_not_fit(cifar10, tmp_path):
+    for name, dry_run_data, options, sentence in (
+            ("pipeline", cifar10, ("--stages", 3), "--stages 3 must divide the number of ranks, 8"),
+            ("pipeline", None, ("--micro-batches", 5), "--micro-batches 5 must divide --batch-size, 32"),
+            ("pipeline", cifar10, ("--stages", 4, "--micro-batches", 2), "be at least --stages, 4"),
+            ("dataset_slice", None, ("--image-size", 48), "--image-size 48 must be a multiple of 32"),
+            ("dataset_slice", cifar10, ("--batch-size", 20), "--batch-size 20 must be a multiple of the number of")):
+        command = [LESSON / f"run_{name}.sh", "--dry-run", *([dry_run_data] if dry_run_data else []), 8, "--", *options]
+        assert sentence in refused(*command, cwd=tmp_path)
+    for name in ("pipeline", "dataset_slice"):
+        output = refused(LESSON / f"run_{name}.sh", cifar10, 2, cwd=tmp_path, env=CPU)
+        assert re.search(rf"MindSpore has no .* on CPU; .*: bash run_{name}.sh --dry-run 2$", output, re.MULTILINE)
+    output = refused(LESSON / "run_grad_accumulation.sh", cifar10, 2, "--", "--micro-batches", 5, cwd=tmp_path, env=CPU)
+    assert "--micro-batches 5 must divide --batch-size 32" in output
+    assert "bash run_pipeline.sh DATA_PATH RANK_SIZE" in refused(LESSON / "run_pipeline.sh", cwd=tmp_path)
