@@ -185,8 +185,7 @@ def judge(answers, here, arguments, hosts, wanted):
             check(what, answer[what] == here[what], answer[what] or "none",
                   f"{what} is {answer[what] or 'missing'} there, {here[what]} here; install the same version")
         check("scripts", answer["scripts"] == here["scripts"], "ok" if answer["scripts"] else "none",
-              f"the scripts in {THIS_FILE.parent} there are {'others than' if answer['scripts'] else 'missing, not as'} "
-              "here; copy the folder")
+              f"{THIS_FILE.parent} does not hold the same scripts there as here; copy the folder")
         if not answer["start_folder"]:
             check("scripts", False, "ok", f"the folder {wanted['start_folder']}, where you are, does not exist there; "
                                           "make it")

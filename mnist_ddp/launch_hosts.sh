@@ -5,9 +5,9 @@
 untag='s/^\[1,([0-9]+)\]<[a-z]+>: ?/[rank \1] /; s/\[1,[0-9]+\]<[a-z]+>: ?//g'
 
 # run_on_hosts -H LIST|--hostfile FILE [DATA_PATH [N]] [--interface NAME] [-- OPTION...]: check all machines, run
-# train_ddp.py on them to the end and exit with its code. usage must be set.
+# train_ddp.py on them to the end and exit with its code.
 run_on_hosts() {
-    local where=("$1" "$2") interface="" arguments=() data_path ranks checked
+    local usage="${usage:?}" where=("$1" "$2") interface="" arguments=() data_path ranks checked
     shift 2
     while (($# > 0)) && [[ "$1" != -- ]]; do
         case "$1" in
@@ -102,7 +102,10 @@ finish_on_hosts() {
             echo "$SELF: rank $failed on $(host_of "$failed") failed, exit code $code. The end of its lines in $LAUNCHER_LOG:"
             sed -nE -e '/Event base dispatch success/d' -e "$untag" -e "s/^\[rank $failed\] //p" "$LAUNCHER_LOG" | tail -n 30
         elif [[ -n "$lost" ]]; then
-            echo "$SELF: the connection to $lost was lost, with the ranks there; exit code $code. Is it on, is the network up?"
+            for ((rank = 0; rank < ranks; rank++)); do
+                [[ "$(host_of "$rank")" != "$lost" ]] || failed+=" $rank"
+            done
+            echo "$SELF: the connection to $lost was lost${failed:+, with rank$failed}; exit code $code. Is it on, is its network up?"
         else
             echo "$SELF: the job failed, exit code $code. The end of $LAUNCHER_LOG:"
             tail -n 30 "$LAUNCHER_LOG"
