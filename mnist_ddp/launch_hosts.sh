@@ -44,9 +44,8 @@ start_on_hosts() {
         --tag-output                        # each line says whose it is: [1,3]<stdout> is rank 3
         -mca orte_abort_on_non_zero_status 1 # a rank that fails ends the others; with 0 they would wait for it
         -bind-to none                       # a rank may use all cores; by default two ranks share one
-        -mca plm_rsh_agent "${SSH:-ssh} -o BatchMode=yes -o ConnectTimeout=8 -o ServerAliveInterval=5 -o ServerAliveCountMax=2"
-        # A dead link is noticed after 5 + 3 * 2 seconds, on both sides; by default after more than 2 hours.
-        -mca oob_tcp_keepalive_time 5 -mca oob_tcp_keepalive_intvl 2 -mca oob_tcp_keepalive_probes 3)
+        # A dead connection ends both sides; for that all daemons start from here and stay attached to their ssh.
+        -mca plm_rsh_agent watched_ssh.sh -mca plm_rsh_no_tree_spawn 1 -mca orte_leave_session_attached 1)
     ((EUID != 0)) || options+=(--allow-run-as-root)
     if [[ -n "$interface" ]]; then
         options+=(-mca oob_tcp_if_include "$interface" -mca btl_tcp_if_include "$interface")
@@ -63,7 +62,7 @@ start_on_hosts() {
     done
     new_folder log_output
     LAUNCHER_LOG=log_output/mpirun.log
-    start "$MPIRUN" "${options[@]}" "$PYTHON" "${@:5}"
+    PATH="$PATH:$HERE" start "$MPIRUN" "${options[@]}" "$PYTHON" "${@:5}"
     tail --pid="$launcher_pid" --sleep-interval=0.2 -n +1 -F "$LAUNCHER_LOG" 2>/dev/null |
         sed -nu -E -e '/Event base dispatch success/d' -e "$untag" -e '/^\[rank /p' &
     followers+=($!)
@@ -81,8 +80,19 @@ host_of() {
 
 # finish_on_hosts N: wait for the end of the job, show what came of it, and exit with its code.
 finish_on_hosts() {
-    local ranks="$1" rank code=0 failed lost
-    wait "$launcher_pid" || code=$?
+    local ranks="$1" rank code=0 failed lost=""
+    while kill -0 "$launcher_pid" 2>/dev/null; do
+        # What ssh says; mpirun itself would wait for an answer of the machine that is gone.
+        lost="$(sed -nE 's/^Timeout, server ([^ ]+) not responding.*/\1/p' "$LAUNCHER_LOG" | head -n 1)" || true
+        [[ -z "$lost" ]] || break
+        sleep 0.3
+    done
+    if [[ -n "$lost" ]]; then
+        end_launcher
+        code=1
+    else
+        wait "$launcher_pid" || code=$?
+    fi
     launcher_pid=""
     wait "${followers[@]}" || true
     if ((code == 0)); then
@@ -96,12 +106,13 @@ finish_on_hosts() {
     fi
     failed="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
         "$LAUNCHER_LOG" | head -n 1)"
-    lost="$(sed -nE 's/.*Remote daemon: .* on node ([^ ]+).*/\1/p' "$LAUNCHER_LOG" | head -n 1)"
+    [[ -n "$lost" ]] || lost="$(sed -nE 's/.*Remote daemon: .* on node ([^ ]+).*/\1/p' "$LAUNCHER_LOG" | head -n 1)"
     {
-        if [[ -n "$failed" ]]; then
+        if [[ -n "$failed" && -z "$lost" ]]; then
             echo "$SELF: rank $failed on $(host_of "$failed") failed, exit code $code. The end of its lines in $LAUNCHER_LOG:"
             sed -nE -e '/Event base dispatch success/d' -e "$untag" -e "s/^\[rank $failed\] //p" "$LAUNCHER_LOG" | tail -n 30
         elif [[ -n "$lost" ]]; then
+            failed=""
             for ((rank = 0; rank < ranks; rank++)); do
                 [[ "$(host_of "$rank")" != "$lost" ]] || failed+=" $rank"
             done

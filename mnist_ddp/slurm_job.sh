@@ -22,6 +22,6 @@ if [[ "${3:-msrun}" == mpirun ]]; then
 fi
 # The port depends on the job, so that two jobs on a machine do not meet.
 # shellcheck disable=SC2016  # SLURM_NODEID, 0 on the first machine, is known where srun starts it
-exec srun bash -c 'exec bash run_msrun.sh "$@" --node-rank "$SLURM_NODEID"' job "$data_path" "$ranks" \
+exec srun bash -c 'exec bash run_msrun.sh --node-rank "$SLURM_NODEID" "$@"' job "$data_path" "$ranks" \
     --nodes "$SLURM_JOB_NUM_NODES" --master-addr "$(head -n 1 <<<"$machines")" \
     --master-port $((20000 + SLURM_JOB_ID % 10000))

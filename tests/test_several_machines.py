@@ -70,7 +70,7 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
         start, others, where = both[1], both[0], ("host file", mnist, 4)
         (tmp_path / "host file").write_text("# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
     with start.job("bash", LESSON / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
-        job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=200)
+        job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(start), ranks_on(others)) == ({0, 1}, {2, 3})
         result = job.finish(300)
     check_same(check_training(result, tmp_path, 4, mpirun_log, mnist), on_one_host)
@@ -106,7 +106,7 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
     slurm = {"SLURM_SUBMIT_DIR": str(lesson), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_JOB_ID": "4711", "PATH": f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"}
     with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, cwd=tmp_path, env=slurm) as job:
-        job.wait_for(r"rank 3\] epoch: 0, step: 0", timeout=200)
+        job.wait_for(r"rank 3\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
         result = job.finish(300)
     assert result.seconds > 20
@@ -178,7 +178,7 @@ def endings(running, record_property):
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
     with first.job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
-        job.wait_for(r"rank 3\] epoch: 0, step: 10", timeout=200)
+        job.wait_for(r"rank 3\] epoch: 0, step: 10", timeout=300)
         if fault == "killed":
             os.kill(job.rank_process(3), signal.SIGKILL)
             end, = endings([job], record_property)
@@ -204,7 +204,7 @@ def test_msrun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_prop
                               "--master-addr", "10.77.0.1", "--master-port", 28118, *ENDLESS, cwd=tmp_path)
 
     with start(0) as first, start(1) as second:
-        second.wait_for(r"rank 3\] epoch: 0, step: 10", timeout=200)
+        second.wait_for(r"rank 3\] epoch: 0, step: 10", timeout=300)
         if fault == "killed":
             os.kill(second.rank_process(3), signal.SIGKILL)
             near, far = endings([first, second], record_property)
