@@ -20,7 +20,7 @@ import hosts  # noqa: E402
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 LESSON = jobs.REPO / "mnist_ddp"
 ENDLESS = ("--", "--lr", 0.001, "--epochs", 500)
-NOTICED = 45  # seconds within which both sides must have ended: 30, and what a busy machine adds
+NOTICED = 30  # seconds within which both sides must have ended; with MindSpore's own settings it takes longer
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ class End:
     seconds: float
 
 
-def endings(running, record_property):
+def endings(running, record_property, within=NOTICED):
     """Wait for the ends of several jobs after a fault; returns an End for each and records its seconds."""
     fault, ends = time.monotonic(), {}
     while len(ends) < len(running) and time.monotonic() < fault + 120:
@@ -170,16 +170,21 @@ def endings(running, record_property):
     for number, end in ends.items():
         record_property(f"seconds_{number}", round(end.seconds, 1))
         assert end.result.code not in (0, 2), end.result.output
-        assert end.seconds < NOTICED, f"it took {end.seconds} s:\n{end.result.output}"
+        assert end.seconds < within, f"it took {end.seconds} s:\n{end.result.output}"
     return [ends[number] for number in range(len(running))]
 
 
-@pytest.mark.parametrize("fault", ["killed", "link down"])
+@pytest.mark.parametrize("fault", ["killed", "link down", "launcher ended"])
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
     with first.job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
-        job.wait_for(r"rank 3\] epoch: 0, step: 10", timeout=300)
-        if fault == "killed":
+        job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
+        if fault == "launcher ended":
+            launcher, = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+            os.kill(int(launcher), signal.SIGTERM)
+            end, = endings([job], record_property)
+            assert end.result.code == 143
+        elif fault == "killed":
             os.kill(job.rank_process(3), signal.SIGKILL)
             end, = endings([job], record_property)
             assert end.result.code == 137
@@ -195,6 +200,29 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
                 assert second.processes() == []
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
         nothing_left(both, end.result)
+
+
+def test_watched_ssh_ends_both_sides_when_the_link_is_down(both, tmp_path):
+    """Even with output under way, which plain ssh, and mpirun with it, survives on the far side for 15 minutes."""
+    first, second = both
+    endless = "while sleep 0.1; do echo {}; done"
+    watched = endless.format("watched").split()
+    with first.job("bash", LESSON / "watched_ssh.sh", "node2", "exit 3", cwd=tmp_path) as job:
+        assert job.finish(20).code == 3
+    with first.job("bash", LESSON / "watched_ssh.sh", "node2", *watched, cwd=tmp_path) as job, \
+            first.job("bash", "-c", f"$SSH node2 '{endless.format('plain')}'", cwd=tmp_path) as plain:
+        for each in (job, plain):
+            each.wait_for("watched|plain")
+        with second.link_down():
+            result = job.finish(NOTICED)
+            assert result.code == 255
+            assert "Timeout, server node2 not responding" in result.output
+            deadline = time.monotonic() + 20
+            while "watched" in str(second.processes()) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert "watched" not in str(second.processes())
+            assert "plain" in str(second.processes()), "plain ssh leaves it there: or this test tests nothing"
+    nothing_left(both)
 
 
 @pytest.mark.parametrize("fault", ["killed", "link down"])
@@ -230,7 +258,7 @@ def test_msrun_when_a_host_never_starts(both, mnist, tmp_path, record_property):
 
     # Each waits for another one: two jobs of which one half is missing.
     with start(0, 0, 28119, 8) as first, start(1, 1, 28120, 8) as second:
-        near, far = endings([first, second], record_property)
+        near, far = endings([first, second], record_property, within=90)  # the time that Python takes to start included
     assert "not all machines have joined within 8 s (--wait): start run_msrun.sh on machines 0 to 1. So the ranks of " \
            "machine 0, 0 to 1, were ended, exit code 1" in near.result.output
     assert "no scheduler at 10.77.0.1:28120 after 8 s; start run_msrun.sh with --node-rank 0" in far.result.output
