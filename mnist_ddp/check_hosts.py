@@ -54,6 +54,7 @@ def probe(wanted):
     found = {"name": socket.gethostname(), "clock": time.time(), "Python": platform.python_version(),
              "MindSpore": None, "Open MPI": None, "scripts": None, "images": 0, "data_fault": "",
              "start_folder": os.path.isdir(wanted["start_folder"]),
+             "executable": os.access(os.path.join(wanted["folder"], "watched_ssh.sh"), os.X_OK),
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["MindSpore"] = importlib.metadata.version("mindspore")
@@ -186,6 +187,9 @@ def judge(answers, here, arguments, hosts, wanted):
                   f"{what} is {answer[what] or 'missing'} there, {here[what]} here; install the same version")
         check("scripts", answer["scripts"] == here["scripts"], "ok" if answer["scripts"] else "none",
               f"{THIS_FILE.parent} does not hold the same scripts there as here; copy the folder")
+        if answer["scripts"] and not answer["executable"]:
+            program = THIS_FILE.with_name("watched_ssh.sh")
+            check("scripts", False, "ok", f"{program} may not be executed there: chmod +x")
         if not answer["start_folder"]:
             check("scripts", False, "ok", f"the folder {wanted['start_folder']}, where you are, does not exist there; "
                                           "make it")

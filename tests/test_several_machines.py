@@ -61,17 +61,30 @@ def nothing_left(both, result=None):
     assert result is None or not result.left_over
 
 
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
 # ----------------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("script", ["run_mpirun_1.sh", "run_mpirun_2.sh"])
 def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
     if script == "run_mpirun_1.sh":  # from the first host, by name and by address, over the interface that is named
         start, others, where = both[0], both[1], ("-H", "node1:2,10.77.0.2:2", mnist, "--interface", "eth0")
-    else:  # from the second host, which then has rank 0
+        lesson = LESSON
+    else:  # from the second host, which then has rank 0; the other host's rank 3 comes to its end late
         start, others, where = both[1], both[0], ("host file", mnist, 4)
-        (tmp_path / "host file").write_text("# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
-    with start.job("bash", LESSON / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
+        write(tmp_path / "host file", "# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
+        lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nmpirun_on_cpu.leave_ranks()", (
+            "\nprint('rank', rank, 'leaves', flush=True)\n__import__('time').sleep(8 if rank == 3 else 0)"
+            "\nmpirun_on_cpu.leave_ranks()")))
+    with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
         job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(start), ranks_on(others)) == ({0, 1}, {2, 3})
+        if lesson != LESSON:
+            job.wait_for("rank 3 leaves", timeout=300)
+            time.sleep(4)
+            assert 0 in ranks_on(start), "rank 0, and the scheduler with it, must not end before the last rank"
         result = job.finish(300)
     check_same(check_training(result, tmp_path, 4, mpirun_log, mnist), on_one_host)
     assert re.search(r"^host +slots +ssh +Python +MindSpore +Open MPI +scripts +data +clock +network$", result.output,
@@ -349,20 +362,17 @@ Host no-key unknown no-server
 def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     first, second = both
     (tmp_path / "other").mkdir()
-    with second.instead(LESSON, tmp_path / "other"):
+    no_program = write(tmp_path / "watched_ssh.sh", "")
+    with second.instead(LESSON, tmp_path / "other"), first.instead(LESSON / "watched_ssh.sh", no_program):
         output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
     assert f"node2: {LESSON} does not hold the same scripts there as here; copy the folder" in output
+    assert f"node1: {LESSON / 'watched_ssh.sh'} may not be executed there: chmod +x" in output
     for host in ("node1", "node2"):
         assert f"{host}: it has no network interface eth7; it has lo eth0" in output
     output = refused(first, "-H", "node2:2,10.77.0.2:2", mnist, cwd=tmp_path)
     assert output.count("its host name is node2, and another line's too") == 2
     with second.instead("/etc/hosts", write(tmp_path / "hosts", "127.0.1.1 node2\n10.77.0.1 node1\n")):
         assert "node2: its address is 127.0.1.1" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
-
-
-def write(path, text):
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize(("script", "arguments", "sentence"), [
