@@ -49,7 +49,7 @@ class Host:
             ["unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc", "bash", "-c", FIRST_PROCESS, "host",
              name, folder, sys.executable, Path(__file__).with_name("sshd.py")], stdin=subprocess.PIPE)
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        self.pid = int(_wait_for(lambda: children.read_text().split() or None)[0])
+        self.pid = int(wait_for(lambda: children.read_text().split() or None)[0])
 
     def command(self, *command, cwd="/"):
         """The words of a command that runs on this host."""
@@ -96,15 +96,16 @@ class Host:
         self.process.wait(20)
 
 
-def _wait_for(answer, seconds=20):
+def wait_for(answer, seconds=20, failure="a host did not come up"):
+    """Wait until a function returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
             value = answer()
             if value:
                 return value
         time.sleep(0.02)
-    raise AssertionError(f"a host did not come up within {seconds} s")
+    raise AssertionError(f"{failure} within {seconds} s")
 
 
 def write_ssh_files(folder):
@@ -133,7 +134,7 @@ def two_hosts(folder):
             hosts.append(Host(folder, name))
             stack.callback(hosts[-1].end)
         for host in hosts:
-            _wait_for(lambda host=host: host.run("hostname").strip() == host.name)
+            wait_for(lambda host=host: host.run("hostname").strip() == host.name)
         first, second = hosts
         subprocess.run(["ip", "link", "add", "eth0", "netns", str(first.pid), "type", "veth", "peer", "name", "eth0",
                         "netns", str(second.pid)], check=True)
@@ -141,5 +142,5 @@ def two_hosts(folder):
             host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
             host.run("ip", "link", "set", "eth0", "up")
         for host in hosts:
-            _wait_for(lambda host=host: "listening" in (folder / host.name / "sshd.log").read_text())
+            wait_for(lambda host=host: "listening" in (folder / host.name / "sshd.log").read_text())
         yield hosts
