@@ -145,17 +145,19 @@ follow() {
     followers+=($!)
 }
 
-# finish CODE FAILED_RANK LOG...: the job has ended; show what came of it (one log a rank) and exit with its code.
+# finish CODE FAILED_RANK LOG...: the job has ended; show what came of it (one log a rank, from FIRST_RANK, 0, on) and
+# exit with its code.
 finish() {
-    local code="$1" failed="$2" rank=0 log
+    local code="$1" failed="$2" rank="${FIRST_RANK:-0}" log
     shift 2
     launcher_pid=""
     wait "${followers[@]}" || true
     if ((code != 0)); then
         {
             if [[ -n "$failed" ]]; then
-                echo "$SELF: rank $failed failed, exit code $code. The end of ${*:failed+1:1}:"
-                grep -v 'Event base dispatch success' "${*:failed+1:1}" | tail -n 30 || true
+                log="${*:failed-rank+1:1}"
+                echo "$SELF: rank $failed failed, exit code $code. The end of $log:"
+                grep -v 'Event base dispatch success' "$log" | tail -n 30 || true
             else
                 echo "$SELF: the job failed, exit code $code. The end of $LAUNCHER_LOG:"
                 tail -n 30 "$LAUNCHER_LOG"

@@ -7,6 +7,7 @@ whatever process group or session they moved to, and only they are ended.
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def planted(lesson, folder, script, *changes):
     copy.mkdir()
     for file in (REPO / lesson).iterdir():
         if file.is_file():
-            (copy / file.name).write_bytes(file.read_bytes())
+            shutil.copy(file, copy)
     text = (copy / script).read_text()
     for old, new in changes:
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {script}"

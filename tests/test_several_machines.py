@@ -1,0 +1,412 @@
+"""Several machines, for real: two hosts with addresses and ssh servers of their own, two ranks on each."""
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import signal
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+from test_mnist_ddp import OPTIONS, check_training, mpirun_log
+from test_resnet50_ascend import check_equal_parameters, newest, ranks_of, write_table
+
+pytest.importorskip("asyncssh", reason="the two hosts' ssh servers need asyncssh, of requirements-dev.txt")
+import hosts  # noqa: E402
+
+pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+LESSON = jobs.REPO / "mnist_ddp"
+ENDLESS = ("--", "--lr", 0.001, "--epochs", 500)
+NOTICED = 30  # seconds within which both sides must have ended; with MindSpore's own settings it takes longer
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The two hosts; when the tests of this file are through, nothing of them is left."""
+    with hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as pair:
+        yield pair
+        pids = [host.pid for host in pair]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def on_one_host(mnist, tmp_path_factory):
+    """What 4 ranks on one host train: {name: array}; trained once, whatever number of pytest-xdist's workers ask."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "four ranks on one host"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        hosts.wait_for((folder / "done").exists, 400, "another worker has not trained four ranks on one host")
+    else:
+        jobs.succeeded(jobs.run("bash", LESSON / "run.sh", mnist, 4, "--", *OPTIONS, cwd=folder, timeout=300))
+        (folder / "done").touch()
+    before, trained = (jobs.parameters(folder / "ckpt" / "rank_0" / f"epoch_{epoch}.ckpt") for epoch in (0, 1))
+    with pytest.raises(AssertionError, match="train something else"):  # a difference would be seen
+        check_same(before, trained)
+    return trained
+
+
+def check_same(trained, on_one_host):
+    difference = jobs.largest_difference(trained, on_one_host)
+    assert difference < 1e-5, f"two hosts train something else than one: off by {difference}"
+
+
+def ranks_on(host):
+    """The ranks that run on a host now."""
+    environments = host.run("sh", "-c", "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'")
+    found = re.findall(r"^(?:OMPI_COMM_WORLD_RANK|MS_NODE_ID)=(\d+)$", environments, re.MULTILINE)
+    return {int(rank) for rank in found}
+
+
+def nothing_left(both, result=None):
+    """No process of a job is left on either host."""
+    deadline = time.monotonic() + 5
+    while any(host.processes() for host in both) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [host.processes() for host in both] == [[], []]
+    assert result is None or not result.left_over
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+# ----------------------------------------------------------------------------------------------- training
+@pytest.mark.parametrize("script", ["run_mpirun_1.sh", "run_mpirun_2.sh"])
+def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
+    if script == "run_mpirun_1.sh":  # from the first host, by name and by address, over the interface that is named
+        start, others, where = both[0], both[1], ("-H", "node1:2,10.77.0.2:2", mnist, "--interface", "eth0")
+        lesson = LESSON
+    else:  # from the second host, which then has rank 0; the other host's rank 3 comes to its end late
+        start, others, where = both[1], both[0], ("host file", mnist, 4)
+        write(tmp_path / "host file", "# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
+        lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nmpirun_on_cpu.leave_ranks()", (
+            "\nprint('rank', rank, 'leaves', flush=True)\n__import__('time').sleep(8 if rank == 3 else 0)"
+            "\nmpirun_on_cpu.leave_ranks()")))
+    with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
+        job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=300)
+        assert (ranks_on(start), ranks_on(others)) == ({0, 1}, {2, 3})
+        if lesson != LESSON:
+            job.wait_for("rank 3 leaves", timeout=300)
+            time.sleep(4)
+            assert 0 in ranks_on(start), "rank 0, and the scheduler with it, must not end before the last rank"
+        result = job.finish(300)
+    check_same(check_training(result, tmp_path, 4, mpirun_log, mnist), on_one_host)
+    assert re.search(r"^host +slots +ssh +Python +MindSpore +Open MPI +scripts +data +clock +network$", result.output,
+                     re.MULTILINE)
+    assert re.search(r"^node2 +2 +ok +|^10.77.0.2 +2 +ok +", result.output, re.MULTILINE)
+    where = "10.77.0.2" if start is both[0] else "node1"
+    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+$", result.output, re.MULTILINE)
+    nothing_left(both)
+
+
+SRUN = """#!/bin/bash
+# Stands in for Slurm's: the command on every machine, the second one 20 s late.
+$SSH node1 "cd '$PWD' && PATH='$PATH' SLURM_NODEID=0 $(printf '%q ' "$@")" & first=$!
+sleep 20
+$SSH node2 "cd '$PWD' && PATH='$PATH' SLURM_NODEID=1 $(printf '%q ' "$@")" & second=$!
+wait $first && wait $second
+"""
+SCONTROL = """#!/bin/bash
+[[ "$*" == "show hostnames node[1-2]" ]] && printf 'node1\\nnode2\\n'
+"""
+
+
+def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_one_host, tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    # The job's own options of the training cannot be given: a copy of the lesson has the test's as its defaults.
+    lesson = jobs.planted("mnist_ddp", tmp_path, "slurm_job.sh", (
+        "$((20000 + SLURM_JOB_ID % 10000))", "$((20000 + SLURM_JOB_ID % 10000)) -- " + " ".join(map(str, OPTIONS))))
+    slurm = {"SLURM_SUBMIT_DIR": str(lesson), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
+             "SLURM_JOB_ID": "4711", "PATH": f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"}
+    with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, cwd=tmp_path, env=slurm) as job:
+        job.wait_for(r"rank 3\] epoch: 0, step: 0", timeout=300)
+        assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
+        result = job.finish(300)
+    assert result.seconds > 20
+    trained = check_training(result, lesson, 4, lambda folder, rank: folder / f"log_msrun_{rank // 2}" /
+                             f"worker_{rank}.log", mnist)
+    check_same(trained, on_one_host)
+    assert len(re.findall(r"^rank \d: loss", result.output, re.MULTILINE)) == 4
+    nothing_left(both)
+
+    # The other way: mpirun gets its machines as a hostfile; here it only checks them, for one of them is unknown.
+    (tools / "scontrol").write_text("#!/bin/bash\nprintf 'node1\\nnode9\\n'\n")
+    with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
+        refused = job.finish(60)
+    assert refused.code == 2
+    assert "node9: ssh failed (ssh: Could not resolve hostname node9" in refused.output
+    assert (lesson / "hostfile.4711").read_text() == "node1 slots=2\nnode9 slots=2\n"
+
+
+def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
+    table = write_table(tmp_path / "table.json", [("10.77.0.1", (0, 1)), ("10.77.0.2", (0, 1))])
+    options = ("--", "--image-size", 32, "--batch-size", 2, "--epochs", 1, "--steps", 2, "--test-images", 0,
+               "--ckpt-dir")
+    environment = {"DEVICE_TARGET": "CPU", "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
+    cluster = ("bash", jobs.REPO / "run_cluster.sh", cifar10, table, 4)
+    with both[1].job(*cluster, 2, *options, "two", cwd=tmp_path, env=environment) as second:
+        second.wait_for("waiting for the scheduler at 10.77.0.1:28117")
+        with both[0].job(*cluster, 0, *options, "two", cwd=tmp_path, env=environment) as first:
+            first.wait_for(r"rank 0\] epoch: 1 step: 1", timeout=300)
+            assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
+            jobs.succeeded(first.finish(400))
+        jobs.succeeded(second.finish(400))
+    logs = [tmp_path / f"device_{rank}" / f"train{rank}.log" for rank in range(4)]
+    assert ranks_of(logs) == dict.fromkeys(range(4), 4)
+    assert all(len(jobs.losses(log)) == 2 for log in logs)
+    trained = check_equal_parameters([newest(tmp_path / "two", rank, 1) for rank in range(4)])
+    nothing_left(both)
+
+    jobs.succeeded(jobs.run("bash", jobs.REPO / "run.sh", cifar10, 4, *options, "one", cwd=tmp_path, timeout=400,
+                            env={"DEVICE_TARGET": "CPU"}))
+    check_same(trained, jobs.parameters(newest(tmp_path / "one", 0, 1)))
+
+
+# ----------------------------------------------------------------------------------- faults while it trains
+@dataclasses.dataclass
+class End:
+    """How one side of a job ended: its result and the seconds from the fault to its end."""
+
+    result: jobs.Result
+    seconds: float
+
+
+def endings(running, record_property, within=NOTICED):
+    """Wait for the ends of several jobs after a fault; returns an End for each and records its seconds."""
+    fault, ends = time.monotonic(), {}
+    while len(ends) < len(running) and time.monotonic() < fault + 120:
+        for number, job in enumerate(running):
+            if number not in ends and job.process.poll() is not None:
+                ends[number] = End(job.finish(600), time.monotonic() - fault)
+        time.sleep(0.05)
+    assert len(ends) == len(running), "".join(job.output() for job in running)
+    for number, end in ends.items():
+        record_property(f"seconds_{number}", round(end.seconds, 1))
+        assert end.result.code not in (0, 2), end.result.output
+        assert end.seconds < within, f"it took {end.seconds} s:\n{end.result.output}"
+    return [ends[number] for number in range(len(running))]
+
+
+@pytest.mark.parametrize("fault", ["killed", "link down", "launcher ended"])
+def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
+    first, second = both
+    with first.job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
+        job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
+        if fault == "launcher ended":
+            launcher, = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+            os.kill(int(launcher), signal.SIGTERM)
+            end, = endings([job], record_property)
+            assert end.result.code == 143
+        elif fault == "killed":
+            os.kill(job.rank_process(3), signal.SIGKILL)
+            end, = endings([job], record_property)
+            assert end.result.code == 137
+            assert "rank 3 on node2 failed, exit code 137. The end of its lines in log_output/mpirun.log:\nrank 3 of " \
+                in end.result.output
+        else:
+            with second.link_down():
+                started = time.monotonic()
+                end, = endings([job], record_property)
+                # The far side is cut off and must find out by itself.
+                while second.processes() and time.monotonic() < started + NOTICED:
+                    time.sleep(0.2)
+                assert second.processes() == []
+            assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
+        nothing_left(both, end.result)
+
+
+def test_watched_ssh_ends_both_sides_when_the_link_is_down(both, tmp_path):
+    """Even with output under way, which plain ssh, and mpirun with it, survives on the far side for 15 minutes."""
+    first, second = both
+    endless = "while sleep 0.1; do echo {}; done"
+    watched = endless.format("watched").split()
+    with first.job("bash", LESSON / "watched_ssh.sh", "node2", "exit 3", cwd=tmp_path) as job:
+        assert job.finish(20).code == 3
+    with first.job("bash", LESSON / "watched_ssh.sh", "node2", *watched, cwd=tmp_path) as job, \
+            first.job("bash", "-c", f"$SSH node2 '{endless.format('plain')}'", cwd=tmp_path) as plain:
+        for each in (job, plain):
+            each.wait_for("watched|plain")
+        with second.link_down():
+            result = job.finish(NOTICED)
+            assert result.code == 255
+            assert "Timeout, server node2 not responding" in result.output
+            deadline = time.monotonic() + 20
+            while "watched" in str(second.processes()) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            assert "watched" not in str(second.processes())
+            assert "plain" in str(second.processes()), "plain ssh leaves it there: or this test tests nothing"
+    nothing_left(both)
+
+
+@pytest.mark.parametrize("fault", ["killed", "link down"])
+def test_msrun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
+    def start(rank):
+        return both[rank].job("bash", LESSON / "run_msrun.sh", mnist, 4, "--nodes", 2, "--node-rank", rank,
+                              "--master-addr", "10.77.0.1", "--master-port", 28118, *ENDLESS, cwd=tmp_path)
+
+    with start(0) as first, start(1) as second:
+        second.wait_for(r"rank 3\] epoch: 0, step: 10", timeout=300)
+        if fault == "killed":
+            os.kill(second.rank_process(3), signal.SIGKILL)
+            near, far = endings([first, second], record_property)
+            assert far.result.code == 137
+            assert far.seconds < 10
+            assert "rank 3 failed, exit code 137. The end of log_msrun_1/worker_3.log:" in far.result.output
+        else:
+            with both[1].link_down():
+                near, far = endings([first, second], record_property)
+            assert "no answer any more from machine 0, 10.77.0.1: its ranks failed, or the network did. So the ranks " \
+                   "of machine 1, 2 to 3, were ended, exit code 143" in far.result.output
+        assert re.search(r"no answer any more from.* rank [23] on machine 1", near.result.output)
+        assert "So the ranks of machine 0, 0 to 1, were ended, exit code 143" in near.result.output
+        for end in (near, far):
+            nothing_left(both, end.result)
+
+
+def test_msrun_when_a_host_never_starts(both, mnist, tmp_path, record_property):
+    def start(host, rank, port, wait):
+        return both[host].job("bash", LESSON / "run_msrun.sh", mnist, 4, "--nodes", 2, "--node-rank", rank,
+                              "--master-addr", "10.77.0.1", "--master-port", port, "--wait", wait, *ENDLESS,
+                              cwd=tmp_path)
+
+    # Each waits for another one: two jobs of which one half is missing.
+    with start(0, 0, 28119, 8) as first, start(1, 1, 28120, 8) as second:
+        near, far = endings([first, second], record_property, within=90)  # the time that Python takes to start included
+    assert "not all machines have joined within 8 s (--wait): start run_msrun.sh on machines 0 to 1. So the ranks of " \
+           "machine 0, 0 to 1, were ended, exit code 1" in near.result.output
+    assert "no scheduler at 10.77.0.1:28120 after 8 s; start run_msrun.sh with --node-rank 0" in far.result.output
+    nothing_left(both)
+
+    # Started on the wrong host, or with the port taken: said before any rank starts.
+    with both[0].job(jobs.PYTHON, "-m", "http.server", 28121, cwd=tmp_path) as holder:
+        holder.wait_for("Serving HTTP")
+        for host, rank, sentence in (
+                (1, 0, "10.77.0.1 is no address of this machine; --node-rank 0 belongs on the machine that has it"),
+                (0, 1, "10.77.0.1 is an address of this machine, so it is --node-rank 0, not 1"),
+                (0, 2, "--node-rank must be 0 to 1, not '2'"),
+                (0, 0, "port 28121 of 10.77.0.1 is taken; choose another --master-port")):
+            with start(host, rank, 28121, 8) as job:
+                result = job.finish(60)
+            assert result.code == 2, result.output
+            assert sentence in result.output
+            assert not result.left_over
+
+
+# ------------------------------------------------------------------------------------- faults before it starts
+def refused(host, *arguments, cwd, env=None):
+    """What run_mpirun_1.sh says when it refuses to start ranks, soon and without leaving anything."""
+    with host.job("bash", LESSON / "run_mpirun_1.sh", *arguments, cwd=cwd, env=env) as job:
+        result = job.finish(60)
+    assert result.code == 2, result.output
+    assert not result.left_over
+    assert "Traceback" not in result.output
+    assert not (cwd / "log_output").exists()
+    return result.output
+
+
+def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
+    first, second = both
+    package = Path(importlib.metadata.distribution("mindspore")._path)
+    metadata = (package / "METADATA").read_text()
+    write(tmp_path / "METADATA", re.sub(r"(?m)^Version: .*", "Version: 2.9.9", metadata))
+    (tmp_path / "nothing").mkdir()
+    # Nobody has this address, and what is sent there vanishes, as when a machine is off behind a firewall.
+    first.run("ip", "neigh", "replace", "10.77.0.9", "lladdr", "02:00:00:00:00:09", "dev", "eth0")
+    with second.instead(package / "METADATA", tmp_path / "METADATA"), second.instead(mnist, tmp_path / "nothing"), \
+            first.job(jobs.PYTHON, "-m", "http.server", 28122, cwd=tmp_path) as holder:
+        holder.wait_for("Serving HTTP")
+        began = time.monotonic()
+        output = refused(first, "-H", "node1:2,node2:2,10.77.0.9:2", mnist, 7, cwd=tmp_path,
+                         env={"MS_SCHED_PORT": "28122"})
+        assert time.monotonic() - began < 30, "15 s for the check; the script's own check of the data comes before"
+    table = [line.split() for line in output.splitlines() if line.startswith(("node", "10.77.0.9 "))]
+    here = importlib.metadata.version("mindspore")
+    python = platform.python_version()
+    assert table[0][:8] == ["node1", "2", "ok", python, here, "4.1.8", "ok", "5000"]
+    assert table[0][-2:] == ["port", "28122!"]
+    assert table[1][:8] == ["node2", "2", "ok", python, "2.9.9!", "4.1.8", "ok", "none!"]
+    assert table[2] == ["10.77.0.9", "2", "failed!"]
+    for sentence in ("7 ranks need 7 slots, the machines have 6",
+                     "node1: port 28122 is taken there; set MS_SCHED_PORT",
+                     f"node2: MindSpore is 2.9.9 there, {here} here; install the same version",
+                     f"node2: {mnist} has no file train-images-idx3-ubyte",
+                     "10.77.0.9: ssh failed (ssh: connect to host 10.77.0.9 port 22: Connection timed out); it does"):
+        assert sentence in output
+    assert len(re.findall("^check_hosts.py: ", output, re.MULTILINE)) == 5
+
+
+def test_ssh_that_is_refused(both, mnist, tmp_path):
+    first = both[0]
+    empty = write(tmp_path / "empty", "")
+    config = write(tmp_path / "config", f"""
+Host no-key
+    HostKeyAlias node2
+    IdentityFile {first.folder / 'node1_key'}
+Host unknown
+    UserKnownHostsFile {empty}
+Host no-server
+    Port 23
+Host no-key unknown no-server
+    HostName 10.77.0.2
+""" + (first.folder / "ssh_config").read_text().replace("IdentityFile", "Host unknown no-server\nIdentityFile").replace(
+        "IdentitiesOnly", "Host *\nIdentitiesOnly"))
+    output = refused(first, "-H", "node1:2,no-key:2,unknown:2,no-server:2,nowhere:2", mnist, cwd=tmp_path,
+                     env={"SSH": f"ssh -F {config}"})
+    for host, remedy in (("no-key", "no password-free login: run ssh-copy-id no-key"),
+                         ("unknown", "its key is unknown or has changed: run ssh unknown once"),
+                         ("no-server", "no ssh server listens there: start sshd"),
+                         ("nowhere", "no such name: correct it, or add it to /etc/hosts")):
+        assert re.search(rf"^check_hosts.py: {host}: ssh failed \(.+\); {remedy}", output, re.MULTILINE), output
+
+
+def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
+    first, second = both
+    (tmp_path / "other").mkdir()
+    no_program = write(tmp_path / "watched_ssh.sh", "")
+    with second.instead(LESSON, tmp_path / "other"), first.instead(LESSON / "watched_ssh.sh", no_program):
+        output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
+    assert f"node2: {LESSON} does not hold the same scripts there as here; copy the folder" in output
+    assert f"node1: {LESSON / 'watched_ssh.sh'} may not be executed there: chmod +x" in output
+    for host in ("node1", "node2"):
+        assert f"{host}: it has no network interface eth7; it has lo eth0" in output
+    output = refused(first, "-H", "node2:2,10.77.0.2:2", mnist, cwd=tmp_path)
+    assert output.count("its host name is node2, and another line's too") == 2
+    with second.instead("/etc/hosts", write(tmp_path / "hosts", "127.0.1.1 node2\n10.77.0.1 node1\n")):
+        assert "node2: its address is 127.0.1.1" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(("script", "arguments", "sentence"), [
+    ("run_mpirun_1.sh", ["{mnist}"], "no machines given. usage: bash run_mpirun_1.sh -H"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "two"], "a whole number from 1, not 'two'"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "too many arguments"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"], "options of train_ddp.py go after --"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "nowhere"], "the data folder nowhere does not exist"),
+    ("run_mpirun_1.sh", ["-H", "node1:2:", "{mnist}"], "write HOST:SLOTS, such as 192.168.0.1:8"),
+    ("run_mpirun_2.sh", [], "no hostfile given. usage: bash run_mpirun_2.sh HOSTFILE"),
+    ("run_mpirun_2.sh", ["nothing", "{mnist}"], "the hostfile nothing cannot be read"),
+    ("run_mpirun_2.sh", ["hosts", "{mnist}"], "line 3 of hosts: write HOST slots=NUMBER"),
+    ("run_mpirun_2.sh", ["empty", "{mnist}"], "empty names no machine"),
+    ("run_msrun.sh", ["{mnist}", "4", "--nodes", "3"], "4 processes cannot be shared equally by 3 machines"),
+    ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0"], "--nodes 2 needs --master-addr"),
+    ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost"],
+     "--nodes 2 needs --master-port"),
+    ("run_msrun.sh", ["{mnist}", "4", "--wait"], "--wait must be a whole number of seconds, not ''"),
+])
+def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path):
+    write(tmp_path / "hosts", "# machines\nnode1 slots=2\nnode2 2\n")
+    write(tmp_path / "empty", "# none\n\n")
+    result = jobs.run("bash", LESSON / script, *(text.format(mnist=mnist) for text in arguments), cwd=tmp_path)
+    assert result.code == 2, result.output
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.glob("log_*"))
