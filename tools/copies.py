@@ -89,7 +89,7 @@ def missing_errors(repo, fix):
         if fix and not file.exists():
             file.write_text(expected_copy(repo / original, original), encoding="utf-8")
         elif not file.exists():
-            problems.append(f"{file.relative_to(repo)} is missing, which the launchers read: python tools/copies.py --fix")
+            problems.append(f"{file.relative_to(repo)} is missing, which launchers read: python tools/copies.py --fix")
     return problems
 
 

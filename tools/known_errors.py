@@ -25,7 +25,9 @@ python3 tools/doctor.py
 python3 tools/doctor.py explain log_output/1/rank.0/stdout
 ```
 
-The first says what is missing and what to do about it; its report belongs into every issue. The second looks for the messages of this page. When a rank fails, the launchers look, too, and print a line with `hint:`.
+The first says what is missing and what to do about it; its report belongs into every issue. \
+The second looks for the messages of this page. When a rank fails, \
+the launchers look, too, and print a line with `hint:`.
 
 ## Messages
 
@@ -48,7 +50,8 @@ python3 tools/doctor.py
 python3 tools/doctor.py explain log_output/1/rank.0/stdout
 ```
 
-第一条指出缺什么、怎么办；提 issue 时请附上它的报告。第二条在日志中查找本页的消息。某个进程失败时，启动脚本也会查找，并打印带 `hint:` 的一行。
+第一条指出缺什么、怎么办；提 issue 时请附上它的报告。\
+第二条在日志中查找本页的消息。某个进程失败时，启动脚本也会查找，并打印带 `hint:` 的一行。
 
 ## 消息
 
