@@ -108,7 +108,7 @@ def look_at_machine(report):
     if free:
         free_mb = int(free[1]) // 1024
         state = "fault" if free_mb < 2 * MB_PER_RANK else "warning" if free_mb < 4096 else "ok"
-        report.add("Machine", state, f"memory: {free_mb} MB free; on CPU a rank takes {MB_PER_RANK} MB (mnist_ddp) or more",
+        report.add("Machine", state, f"memory: {free_mb} MB free; a rank on CPU takes {MB_PER_RANK} MB or more",
                    "" if state == "ok" else "end other programs, or start few ranks")
     free_gb = shutil.disk_usage(".").free / 1e9
     state = "fault" if free_gb < 0.1 else "warning" if free_gb < 5 else "ok"
@@ -172,7 +172,7 @@ def look_at_launchers(report):
     if not any(one["section"] == "Launchers" and one["state"] == "ok" for one in report.findings):
         report.add("Launchers", "fault", "neither mpirun nor msrun can be started from here",
                    "make test sets up .venv with both; then . .venv/bin/activate")
-    compiler = shutil.which(os.getenv("CC", "cc"))
+    compiler = shutil.which(os.getenv("CC") or "cc")
     report.add("Launchers", "ok" if compiler else "warning", f"C compiler for dry_run/: {compiler or 'none'}",
                "" if compiler else "install gcc or clang, or pip install ziglang")
 
