@@ -6,6 +6,7 @@ jobs ?= $(shell echo $$((2 * $$(nproc))))
 
 help:
 	@echo 'make demo    2 processes train on real handwritten digits; prints their losses and the accuracy'
+	@echo 'make doctor  what this machine has and lacks for the lessons; needs only python3'
 	@echo 'make test    the whole test suite'
 	@echo 'make lint    ruff, shellcheck, declared copies'
 	@echo 'make bench   the lessons against the tutorials and PyTorch, side by side (about an hour; installs PyTorch)'
@@ -22,6 +23,10 @@ demo:
 test:
 	@$(environment)
 	python -m pytest -q -n $(jobs) tests
+
+doctor:
+	@[[ -n "$${VIRTUAL_ENV:-}" || ! -x .venv/bin/python3 ]] || PATH="$$PWD/.venv/bin:$$PATH"
+	python3 tools/doctor.py
 
 lint:
 	@$(environment)
@@ -41,4 +46,4 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .ONESHELL:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo doctor test lint bench clean

@@ -144,6 +144,20 @@ follow() {
     followers+=($!)
 }
 
+# hint LOG CODE: what known_errors.txt says about the end of a log, or an exit code; the first entry that fits.
+hint() {
+    local text line fits=no means=""
+    [[ -f "$HERE/known_errors.txt" ]] || return 0
+    text="$(tail -n 200 "$1"; echo "exit code $2")"
+    while IFS= read -r line; do
+        case "$line" in
+            'pattern: '*) grep -qE -- "${line#pattern: }" <<<"$text" && fits=yes || fits=no ;;
+            'means: '*) means="${line#means: }" ;;
+            'do: '*) [[ "$fits" == no ]] || { echo "$SELF: hint: $means: ${line#do: }"; return; } ;;
+        esac
+    done <"$HERE/known_errors.txt"
+}
+
 # finish CODE FAILED_RANK LOG...: the job has ended; show what came of it (one log a rank, from FIRST_RANK, 0, on) and
 # exit with its code.
 finish() {
@@ -157,9 +171,11 @@ finish() {
                 log="${*:failed-rank+1:1}"
                 echo "$SELF: rank $failed failed, exit code $code. The end of $log:"
                 grep -v 'Event base dispatch success' "$log" | tail -n 30 || true
+                hint "$log" "$code"
             else
                 echo "$SELF: the job failed, exit code $code. The end of $LAUNCHER_LOG:"
                 tail -n 30 "$LAUNCHER_LOG"
+                hint "$LAUNCHER_LOG" "$code"
             fi
         } >&2
         exit "$code"

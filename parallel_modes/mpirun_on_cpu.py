@@ -66,6 +66,8 @@ def leave_ranks(code=0):
     sys.stdout.flush()
     sys.stderr.flush()
     here = range(int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]))
+    if len(here) < int(os.environ["OMPI_COMM_WORLD_SIZE"]):
+        _wait_for_other_hosts()
     _write(_job_folder() / f"rank_{os.environ['OMPI_COMM_WORLD_LOCAL_RANK']}_done", "")
     _wait_until(lambda: all((_job_folder() / f"rank_{local}_done").exists() for local in here), 60,
                 "the other ranks did not come to their end")
@@ -73,6 +75,25 @@ def leave_ranks(code=0):
         os.kill(_scheduler_pid, signal.SIGKILL)
         os.waitpid(_scheduler_pid, 0)
     os._exit(code)
+
+
+def _wait_for_other_hosts():
+    """Return when all ranks have come here: each connects to rank 0, which lets all go when the last one has come."""
+    import mindspore as ms
+    from mindspore import ops
+
+    rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    host = os.environ["MS_SCHED_HOST"]
+    with socket.create_server((host if rank == 0 else "", 0), backlog=size) as server:
+        ports = ops.AllGather()(ms.Tensor([server.getsockname()[1]], ms.float32)).asnumpy()  # exact below 2**24
+        if rank > 0:
+            with socket.create_connection((host, int(ports[0])), timeout=60) as to_rank_0:
+                to_rank_0.recv(1)  # until rank 0 hangs up
+            return
+        server.settimeout(60)
+        others = [server.accept()[0] for _ in range(size - 1)]
+    for other in others:
+        other.close()
 
 
 def _start_scheduler():

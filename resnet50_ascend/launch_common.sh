@@ -392,48 +392,18 @@ end_all() {
 }
 
 # ------------------------------------------------------------------------------------------------ the end
-# Messages that users meet: a regular expression, and what to do.
-hints=(
-    'EI0004|ranktable or rank is invalid' "check the rank table: python rank_tables/rank_table.py check RANK_TABLE_FILE"
-    'EI0014|in the ranktable is inconsistent' "a device_ip has changed: compare the table with hccn_tool -i DEVICE_ID -ip -g"
-    'EJ0001|Failed to initialize the HCCP' "ranks of an earlier job still hold the card: end them (ps -ef), wait 10 s"
-    'EI0006|EI0015|Getting socket times out' "a rank died or came late: look at the other ranks' logs first; then \
-HCCL_CONNECT_TIMEOUT, HCCL_SOCKET_IFNAME, and hccn_tool -i DEVICE_ID -tls -g, which must agree on all servers"
-    'EI0002|Notify register times out' "the ranks ran unequal numbers of steps: give all the same data and --batch-size"
-    'ret is -8020' "another container uses the card: give each its own cards, or stop the other one"
-    'hccl.*wheel was not installed|No module named .hccl' "CANN's Python packages are missing: source CANN's set_env.sh"
-    'Unsupported device target Ascend' "MindSpore cannot load CANN's libraries: source CANN's set_env.sh; without a card: \
-DEVICE_TARGET=CPU"
-    'Get hccl rank_table_file failed|RANK_ID has not been exported' "start the ranks with run.sh"
-    'Failed to call bind|Address already in use' "the port is taken: set MS_SCHED_PORT to a free one"
-    'Role name is invalid|without using .mpirun' "start the ranks with run.sh"
-    'invalid device ordinal' "there are fewer GPUs than ranks; look at CUDA_VISIBLE_DEVICES"
-    'Network is unreachable' "wrong network card: set NCCL_SOCKET_IFNAME, HCCL_SOCKET_IFNAME or MS_SCHED_HOST"
-    'attempt to run as root' "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-    'not enough slots' "fewer cores than ranks: mpirun needs --oversubscribe, or a hostfile with slots=N"
-    'unable to reliably start one or more daemons' "read the line above it; try ssh -o BatchMode=yes HOST true"
-    'out of memory|MemoryError|bad_alloc|Memory not enough' "memory ran out: a smaller --batch-size or --image-size"
-    'loss is NAN or INF' "training diverged: a smaller --lr"
-    'No space left on device' "the disk is full"
-    'Timed out node list' "a rank on another machine has stopped: look at its log there"
-    'wait receiving.*failed|Connection reset by peer|Connection refused' "another rank is gone or out of step: look at its log"
-)
-
-# hint LOG CODE: a sentence when the end of a log, or an exit code, tells a known story.
+# hint LOG CODE: what known_errors.txt says about the end of a log, or an exit code; the first entry that fits.
 hint() {
-    local number
-    for ((number = 0; number < ${#hints[@]}; number += 2)); do
-        if tail -n 200 "$1" | grep -qE -- "${hints[number]}"; then
-            echo "$SELF: hint: ${hints[number + 1]}"
-            return
-        fi
-    done
-    case "$2" in
-        137) echo "$SELF: hint: it was killed (signal 9); if nobody did, memory ran out: see dmesg" ;;
-        143) echo "$SELF: hint: it was ended (signal 15); MindSpore does that to ranks that have lost the scheduler, which \
-runs on the machine of rank 0: look at that machine's logs" ;;
-        139) echo "$SELF: hint: it crashed (signal 11); GLOG_v=1 makes MindSpore say more" ;;
-    esac
+    local text line fits=no means=""
+    [[ -f "$HERE/known_errors.txt" ]] || return 0
+    text="$(tail -n 200 "$1"; echo "exit code $2")"
+    while IFS= read -r line; do
+        case "$line" in
+            'pattern: '*) grep -qE -- "${line#pattern: }" <<<"$text" && fits=yes || fits=no ;;
+            'means: '*) means="${line#means: }" ;;
+            'do: '*) [[ "$fits" == no ]] || { echo "$SELF: hint: $means: ${line#do: }"; return; } ;;
+        esac
+    done <"$HERE/known_errors.txt"
 }
 
 # show_failure: after watch(): which rank failed, the end of its log, and what may help.

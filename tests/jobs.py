@@ -118,7 +118,8 @@ class Job:
         try:
             code = self.process.wait(max(0.0, self.started + PATIENCE * timeout - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {PATIENCE * timeout} s: {self.command}\n{self.output()}") from None
+            raise AssertionError(f"still running after {PATIENCE * timeout} s: {self.command}\n"
+                                 f"{self.output()}") from None
         seconds = time.monotonic() - self.started
         left_over = marked(self.mark)
         deadline = time.monotonic() + 2  # a log follower may need a moment

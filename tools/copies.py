@@ -30,7 +30,7 @@ APPROVED = {  # patch: (from, to)
 
 def lesson_files(repo):
     """Source files of the lesson folders, sorted."""
-    return sorted(file for pattern in ("*/*.py", "*/*.sh") for file in repo.glob(pattern)
+    return sorted(file for pattern in ("*/*.py", "*/*.sh", "*/known_errors.txt") for file in repo.glob(pattern)
                   if file.parent.name not in ("tests", "tools", "data", "runs"))
 
 
@@ -54,7 +54,7 @@ def check(repo=REPO, approved=None, fix=False):
     Returns:
         (problems, compared): sentences, and how many comparisons were made.
     """
-    problems, compared, copies = [], 0, set()
+    problems, compared, copies = missing_errors(repo, fix), 0, set()
     for file in lesson_files(repo):
         lines = file.read_text(encoding="utf-8").splitlines()
         declared = DECLARATION.match(lines[1]) if len(lines) > 1 else None
@@ -83,6 +83,18 @@ def check(repo=REPO, approved=None, fix=False):
                             "python tools/copies.py --fix, and read what changed")
     problems += undeclared(repo, copies)
     return problems, compared
+
+
+def missing_errors(repo, fix):
+    """Launchers read known_errors.txt from their own folder: sentences about those that have none; fix makes it."""
+    problems, original = [], "tools/known_errors.txt"
+    for launcher in sorted(repo.glob("*/launch_common.sh")):
+        file = launcher.with_name("known_errors.txt")
+        if fix and not file.exists():
+            file.write_text(expected_copy(repo / original, original), encoding="utf-8")
+        elif not file.exists():
+            problems.append(f"{file.relative_to(repo)} is missing, which launchers read: python tools/copies.py --fix")
+    return problems
 
 
 def undeclared(repo, copies):

@@ -1,0 +1,218 @@
+"""The known errors: each that a machine without cards can bring about is brought about, and its entry must fit.
+
+The message is what the real program printed, the hint what the real launcher printed under it.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import jobs
+import pytest
+
+sys.path.insert(0, str(jobs.REPO / "tools"))
+import known_errors
+
+ENTRIES = known_errors.read()
+AS_ROOT = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
+MPIRUN = ("mpirun", "--allow-run-as-root")
+ONE_PROCESS = '''
+import os, sys, traceback
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import nn
+from mindspore.communication import init
+from mindspore.train import LossMonitor, Model
+
+def diverge():
+    net = nn.Dense(2, 1)
+    data = ds.NumpySlicesDataset((np.full((4, 2), 1e30, np.float32), np.zeros((4, 1), np.float32)), ["x", "y"])
+    Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 1e30)).train(
+        3, data.batch(2), callbacks=[LossMonitor()], dataset_sink_mode=False)
+
+open("data_batch_1.bin", "wb").write(bytes(100))
+for name, provoke in {
+    "no-ascend": lambda: ms.set_context(device_target="Ascend"),
+    "no-gpu": lambda: ms.set_context(device_target="GPU"),
+    "role-name": init,
+    "old-transforms": lambda: __import__("mindspore.dataset.vision.c_transforms"),
+    "data-folder": lambda: list(ds.Cifar10Dataset("data/cifar")),
+    "data-files": lambda: list(ds.Cifar10Dataset(".")),
+    "out-of-memory": lambda: ms.Tensor(np.zeros(1 << 50)),
+    "loss-nan": diverge,
+}.items():
+    print("=== " + name, flush=True)
+    try:
+        provoke()
+    except Exception:
+        traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
+'''
+TWO_WORKERS = '''
+import traceback
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.communication import init
+init()
+for name, mode, parallel_mode, net in (
+        ("sync-batch-norm-on-cpu", ms.PYNATIVE_MODE, "data_parallel", lambda: nn.SyncBatchNorm(2)),
+        ("parallel-on-cpu", ms.GRAPH_MODE, "semi_auto_parallel", lambda: nn.Dense(2, 2))):
+    ms.set_context(mode=mode)
+    ms.set_auto_parallel_context(parallel_mode=parallel_mode)
+    print("=== " + name, flush=True)
+    try:
+        net()(ms.Tensor(np.zeros((1, 2), np.float32)))
+    except Exception:
+        traceback.print_exc()
+'''
+# Ends of rank 1 in the MNIST lesson: a line of its script that is changed. The launcher must print the entry's hint.
+END_RANK_1 = "import os\nif os.getenv('OMPI_COMM_WORLD_RANK') == '1':\n    os.kill(os.getpid(), {})\nimport argparse\n"
+PLANTED = {
+    **{name: ("import argparse\n", END_RANK_1.format(number))
+       for name, number in {"killed": 9, "crashed": 11, "terminated": 15}.items()},
+    "rank-gone": ("if step == args.steps:", "if step == args.steps - 2 * rank:"),
+}
+IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))
+IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
+BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "module-not-found", "local-worker-number"}
+BY_A_TEST = {"mpirun-slots", "disk-full", "port-in-use", "ranks-missing"}
+PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
+
+
+def entry(name):
+    return next(one for one in ENTRIES if one["name"] == name)
+
+
+def check_shown_first(name, output):
+    """The entry must be the first that fits what was printed, in Python, and in grep, as the launchers look."""
+    found = known_errors.find(output.splitlines(), ENTRIES)
+    assert found, f"no entry fits; {name} should:\n{output}"
+    assert found[0][0]["name"] == name, f"{found[0][0]['name']} is shown instead of {name} for:\n{output}"
+    assert subprocess.run(["grep", "-qE", "--", entry(name)["pattern"]], input=output, text=True, check=False,
+                          ).returncode == 0, f"grep -E reads the pattern of {name} in another way than Python"
+
+
+def check_hint(name, output):
+    assert f"hint: {entry(name)['means']}: {entry(name)['do']}\n" in output, output
+
+
+# ------------------------------------------------------------------------------------------- the file and the pages
+def test_entries_are_whole_and_messages_fit_their_own_pattern():
+    assert len(ENTRIES) > 30
+    assert len({one["name"] for one in ENTRIES}) == len(ENTRIES)
+    for one in ENTRIES:
+        assert one["verified"] in known_errors.VERIFIED[""], one["name"]
+        for field in ("message", "means", "do", "means_cn", "do_cn") + (() if "pattern" in one else ("message_cn",)):
+            assert one[field] == one[field].strip().rstrip(".") or field == "message", f"{field} of {one['name']}"
+            assert field == "message" or bool(re.search("[\u4e00-\u9fff]", one[field])) == field.endswith("_cn")
+        if "pattern" in one:
+            check_shown_first(one["name"], one["message"])
+
+
+def test_what_is_called_tested_is_provoked_here():
+    assert {one["name"] for one in ENTRIES if one["verified"] == "test"} == PROVOKED
+
+
+@pytest.mark.parametrize("language", known_errors.PAGES)
+def test_the_troubleshooting_pages_are_fresh(language):
+    page = known_errors.PAGES[language].read_text(encoding="utf-8")
+    assert page == known_errors.page(language), "run: python tools/doctor.py troubleshooting"
+    assert page.count("\n| ") == len(ENTRIES) + 2
+
+
+# ---------------------------------------------------------------------------------------------------- for real
+def test_errors_of_one_process(tmp_path):
+    output = jobs.run(jobs.PYTHON, "-c", ONE_PROCESS, cwd=tmp_path, env={"GLOG_v": "3"}).output
+    parts = dict(re.findall(r"^=== ([\w-]+)\n(.*?)(?=^===|\Z)", output, re.MULTILINE | re.DOTALL))
+    assert parts.keys() == IN_ONE_PROCESS
+    for name, printed in parts.items():
+        check_shown_first(name, printed)
+
+
+def test_errors_of_two_workers(tmp_path):
+    (tmp_path / "script.py").write_text(TWO_WORKERS)
+    jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}", "--join=True",
+             "--log_dir=logs", "script.py", cwd=tmp_path, env={"GLOG_v": "3"})
+    log = (tmp_path / "logs" / "worker_1.log").read_text()
+    parts = dict(re.findall(r"^=== ([\w-]+)\n(.*?)(?=^===|\Z)", log, re.MULTILINE | re.DOTALL))
+    assert parts.keys() == IN_TWO_WORKERS, log
+    for name, printed in parts.items():
+        check_shown_first(name, printed)
+
+
+@pytest.mark.parametrize(("name", "command"), [
+    ("mpirun-as-root", [*AS_ROOT, "mpirun", "-n", "1", "true"]),
+    ("mpirun-daemons", [*MPIRUN, "--mca", "plm_rsh_agent", "false", "-H", "host.invalid", "-n", "1", "true"]),
+    ("module-not-found", [*MPIRUN, "-n", "1", "python", "-S", "-c", "import mindspore"]),
+    ("local-worker-number", ["msrun", "--worker_num=2", "--master_port={port}", "--join=True", "script.py"]),
+])
+def test_errors_of_commands(name, command, tmp_path):
+    command = [word.format(port=free_port()) for word in command]
+    result = jobs.run(*command, cwd=tmp_path, timeout=60)
+    assert result.code != 0
+    check_shown_first(name, result.output)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def test_a_scheduler_whose_port_is_taken_and_one_whose_ranks_do_not_come(tmp_path):
+    scheduler = (jobs.PYTHON, "-c", "from mindspore.communication import init; init()")
+    environment = {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "GLOG_v": "3"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = {**environment, "MS_SCHED_PORT": str(server.getsockname()[1])}
+        waiting = {**environment, "MS_SCHED_PORT": str(free_port()), "MS_TOPO_TIMEOUT": "3"}
+        with jobs.Job(*scheduler, cwd=tmp_path, env=waiting) as alone:
+            check_shown_first("port-in-use", jobs.run(*scheduler, cwd=tmp_path, env=taken).output)
+            check_shown_first("ranks-missing", alone.finish().output)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_launcher_says_why_rank_1_ended(name, mnist, tmp_path):
+    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", PLANTED[name])
+    result = jobs.run("bash", lesson / "run.sh", mnist, 2, "--", "--epochs", 1, "--steps", 6, cwd=tmp_path,
+                      env={"MS_CPU_COMM_OP_TIMEOUT": "3"})
+    assert result.code not in (0, 2), result.output
+    assert not result.left_over
+    check_hint(name, result.output)
+
+
+def test_the_launcher_says_that_slots_are_missing(mnist, tmp_path):
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    result = jobs.run("bash", jobs.REPO / "mnist_ddp" / "run.sh", mnist, 2, cwd=tmp_path, env={
+        "OMPI_MCA_orte_default_hostfile": str(tmp_path / "hosts"), "DEVICE_TARGET": "GPU"})
+    assert result.code == 1
+    check_shown_first("mpirun-slots", result.output)
+    check_hint("mpirun-slots", result.output)
+
+
+def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
+    mount = [*(AS_ROOT or ["unshare"]), "--mount"]
+    (tmp_path / "small").mkdir()
+    small = 'mount -t tmpfs -o size=64k tmpfs small && exec "$@"'
+    if jobs.run(*mount, "sh", "-c", small, "sh", "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    result = jobs.run(*mount, "sh", "-c", small, "sh", "bash", jobs.REPO / "mnist_ddp" / "run.sh", mnist, 2, "--",
+                      "--epochs", 1, "--steps", 2, "--ckpt-dir", tmp_path / "small", cwd=tmp_path)
+    assert result.code == 1, result.output
+    check_hint("disk-full", result.output)
+
+
+# ------------------------------------------------------------------------------------------------- planted bugs
+def test_a_pattern_that_does_not_fit_and_a_page_that_is_stale_are_found(tmp_path, monkeypatch):
+    file = tmp_path / "known_errors.txt"
+    file.write_text(known_errors.FILE.read_text(encoding="utf-8").replace("attempt to run as root\n", "never\n", 1))
+    monkeypatch.setattr(sys.modules[__name__], "ENTRIES", known_errors.read(file))
+    with pytest.raises(AssertionError, match="no entry fits"):
+        check_shown_first("mpirun-as-root", "mpirun has detected an attempt to run as root.")
+    lesson = shutil.copytree(jobs.REPO / "allgather_check", tmp_path / "alone")
+    (lesson / "known_errors.txt").unlink()
+    hint = f'HERE={lesson}; source "$HERE/launch_common.sh"; launcher_pid=""; hint /dev/null 137; echo quiet'
+    assert jobs.succeeded(jobs.run("bash", "-c", hint, cwd=tmp_path)).output == "quiet\n"

@@ -1,0 +1,130 @@
+"""Reads known_errors.txt: finds its entries in logs, and writes the troubleshooting pages from it."""
+
+import re
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FILE = HERE / "known_errors.txt"
+PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
+VERIFIED = {
+    "": {"test": "a test provokes it", "hand": "seen, by hand", "documentation": "not seen here, from documentation"},
+    "_cn": {"test": "由测试触发", "hand": "手工见过", "documentation": "未在此见过，来自文档"},
+}
+TEXTS = {
+    "": ["""# Troubleshooting
+
+English | [中文](TROUBLESHOOTING_CN.md)
+
+<!-- Written by "python tools/doctor.py troubleshooting" from tools/known_errors.txt: change it there. -->
+
+First let the machine be looked at, then the log; both commands need nothing but Python:
+
+```bash
+python3 tools/doctor.py
+python3 tools/doctor.py explain log_output/1/rank.0/stdout
+```
+
+The first says what is missing and what to do about it; its report belongs into every issue. \
+The second looks for the messages of this page. When a rank fails, \
+the launchers look, too, and print a line with `hint:`.
+
+## Messages
+
+| message | what it means | what to do | verified |
+|---|---|---|---|""", """
+## Without a message
+
+| what you see | what it means | what to do | verified |
+|---|---|---|---|"""],
+    "_cn": ["""# 故障排查
+
+[English](TROUBLESHOOTING.md) | 中文
+
+<!-- 由 "python tools/doctor.py troubleshooting" 根据 tools/known_errors.txt 生成：请改那里。 -->
+
+先检查机器，再看日志；两条命令都只需要 Python：
+
+```bash
+python3 tools/doctor.py
+python3 tools/doctor.py explain log_output/1/rank.0/stdout
+```
+
+第一条指出缺什么、怎么办；提 issue 时请附上它的报告。\
+第二条在日志中查找本页的消息。某个进程失败时，启动脚本也会查找，并打印带 `hint:` 的一行。
+
+## 消息
+
+| 消息 | 含义 | 怎么办 | 如何验证 |
+|---|---|---|---|""", """
+## 没有消息时
+
+| 现象 | 含义 | 怎么办 | 如何验证 |
+|---|---|---|---|"""],
+}
+
+
+def read(file=FILE):
+    """The entries of the file in their order: dictionaries of its fields and "name"; without pattern a mere symptom."""
+    entries = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            entries.append({"name": line.strip("[]")})
+        elif line and not line.startswith("#"):
+            field, text = line.split(": ", 1)
+            entries[-1][field] = text
+    return entries
+
+
+def find(lines, entries):
+    """Which entries fit a log: [(entry, number of the first line that fits, from 1)], in the order of the entries."""
+    found = []
+    for entry in entries:
+        if "pattern" in entry:
+            pattern = re.compile(entry["pattern"])
+            number = next((number for number, line in enumerate(lines, 1) if pattern.search(line)), None)
+            if number:
+                found.append((entry, number))
+    return found
+
+
+def explain(names):
+    """Print what is known about the messages of logs ("-" is stdin); 0, 1 if nothing is, 2 if one cannot be read."""
+    code, entries = 1, read()
+    for name in names:
+        try:
+            text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            print(f"doctor.py: cannot read {name}: {error.strerror}; give the path of a log, or - for stdin",
+                  file=sys.stderr)
+            return 2
+        lines = text.splitlines()
+        found = find(lines, entries)
+        for entry, number in found:
+            print(f"{name}:{number}: {lines[number - 1].strip()[:200]}\n    means: {entry['means']}\n"
+                  f"    do:    {entry['do']}")
+        if found:
+            code = 0
+        else:
+            print(f"{name}: no message that is known here, in {len(lines)} lines; see TROUBLESHOOTING.md")
+    return code
+
+
+def page(language):
+    """The troubleshooting page in a language: "" is English, "_cn" Chinese."""
+    rows = {True: [], False: []}
+    for entry in read():
+        has_pattern = "pattern" in entry
+        message = f"`{entry['message']}`" if has_pattern else entry["message" + language]
+        cells = (message, entry["means" + language], entry["do" + language], VERIFIED[language][entry["verified"]])
+        rows[has_pattern].append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    messages, symptoms = TEXTS[language]
+    return "\n".join([messages, *rows[True], symptoms, *rows[False]]) + "\n"
+
+
+def write_pages():
+    """Write both pages; returns the exit code."""
+    for language, file in PAGES.items():
+        file.write_text(page(language), encoding="utf-8")
+        print(file.name)
+    return 0
