@@ -48,6 +48,14 @@ def environment_of(pid):
         return set()
 
 
+def command_of(pid):
+    """The program that a process runs and its arguments, as bytes; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def parent_of(pid):
     """The process id of a process's parent; 0 if the process has ended."""
     try:
@@ -107,8 +115,10 @@ class Job:
         deadline = time.monotonic() + PATIENCE * timeout
         while time.monotonic() < deadline:
             for pid in marked(self.mark):
-                # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too.
-                if of_rank & environment_of(pid) and not of_rank & environment_of(parent_of(pid)):
+                # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too, and
+                # so have the launcher's own helpers (tail, sleep) that it started after the ranks.
+                if (of_rank & environment_of(pid) and not of_rank & environment_of(parent_of(pid))
+                        and b"python" in command_of(pid)):
                     return pid
             time.sleep(0.1)
         raise AssertionError(f"no process of rank {rank} runs:\n{self.output()}")
