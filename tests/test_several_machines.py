@@ -222,7 +222,8 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
                     time.sleep(0.2)
                 assert second.processes() == []
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
-        nothing_left(both, end.result)
+        nothing_left(both, None if fault == "link down" else end.result)
+        assert jobs.marked(job.mark) == []
 
 
 def test_watched_ssh_ends_both_sides_when_the_link_is_down(both, tmp_path):
