@@ -237,7 +237,9 @@ def main():
     hosts.sort(key=lambda host: not is_here(host[0]))  # mpirun begins with the machine it runs on
     slots = sum(number for _, number in hosts)
     ranks = arguments.ranks or slots
-    port = os.getenv("MS_SCHED_PORT")
+    port = os.getenv("MS_SCHED_PORT", "")
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        parser.error(f"MS_SCHED_PORT is '{port}'; set it to a port number, or unset it")
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks may listen.
     wanted = {"folder": str(THIS_FILE.parent), "start_folder": os.getcwd(), "data": arguments.data_path,
               "mpirun": arguments.mpirun, "interface": arguments.interface,

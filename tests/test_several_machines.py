@@ -222,7 +222,8 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
                     time.sleep(0.2)
                 assert second.processes() == []
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
-        nothing_left(both, end.result)
+        nothing_left(both, None if fault == "link down" else end.result)
+        assert jobs.marked(job.mark) == []
 
 
 def test_watched_ssh_ends_both_sides_when_the_link_is_down(both, tmp_path):
@@ -383,6 +384,30 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     assert output.count("its host name is node2, and another line's too") == 2
     with second.instead("/etc/hosts", write(tmp_path / "hosts", "127.0.1.1 node2\n10.77.0.1 node1\n")):
         assert "node2: its address is 127.0.1.1" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
+
+
+def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
+    """What cannot be brought about between namespaces: answers of real probes, changed, and what is said of them."""
+    code = ("import argparse, os, sys\n"
+            "import check_hosts as check\n"
+            "wanted = {'folder': sys.argv[1], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
+            "          'interface': None, 'address': '127.0.0.1', 'ports': [int(os.environ['PORT'])], 'first': True}\n"
+            "here = check.probe(wanted)\n"
+            "late = {**here, 'name': 'other', 'clock': here['clock'] - 7200, 'cards': 4, 'cut': 'No route to host'}\n"
+            "rows, faults = check.judge([here, late], here, argparse.Namespace(interface=None), [('a', 8), ('b', 8)],\n"
+            "                           wanted)\n"
+            "check.print_table(rows)\n"
+            "print(*faults, sep='\\n')\n")
+    result = jobs.run(jobs.PYTHON, "-c", code, LESSON, mnist, Path(jobs.PYTHON).with_name("mpirun"), cwd=tmp_path, env={
+        "PYTHONPATH": str(LESSON), "PORT": "28123", "DEVICE_TARGET": "Ascend", "PYTHONDONTWRITEBYTECODE": "1"})
+    table, faults = result.output.splitlines()[1:3], result.output.splitlines()[3:]
+    assert "!" not in table[0].replace("28123!", "")  # somebody on this machine may use that port
+    assert re.search(r"^b +8! .* -720\d s! +cut!$", table[1]), result.output
+    faults = [fault for fault in faults if fault.startswith("b: ")]
+    assert re.fullmatch(r"b: its clock is -720\d s off; set it \(NTP\)", faults[0])
+    assert faults[1] == "b: 8 slots, but 4 cards"
+    assert faults[2].startswith("b: a at 127.0.0.1 cannot be reached from there (No route to host); open the firewall")
+    assert len(faults) == 3
 
 
 @pytest.mark.parametrize(("script", "arguments", "sentence"), [
