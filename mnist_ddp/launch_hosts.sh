@@ -121,6 +121,7 @@ finish_on_hosts() {
             echo "$SELF: the job failed, exit code $code. The end of $LAUNCHER_LOG:"
             tail -n 30 "$LAUNCHER_LOG"
         fi
+        [[ -n "$lost" ]] || hint "$LAUNCHER_LOG" "$code"
     } >&2
     exit "$code"
 }
