@@ -39,15 +39,15 @@ def test_the_commands_of_a_page_print_what_it_shows(name, mnist, cifar10, tmp_pa
 
 
 def test_every_substitute_is_needed():
-    """One that no page needs any more hides nothing, but would hide a mistake one day."""
+    """One that no page needs any more hides nothing, but would hide a mistake one day. (/path/ is for new pages.)"""
     sessions = [readmes.Session(PAGES[name], "", {}) for name in TYPED]
     for session in sessions:
         for block, _ in session.pairs():
             session.typed(block)
     used = set().union(*(session.used for session in sessions))
-    unused = [pattern for pattern, _, _ in readmes.SUBSTITUTES + readmes.QUICK if pattern not in used]
+    unused = [pattern for pattern, _, _ in readmes.SUBSTITUTES + readmes.QUICK if pattern not in used and not pattern.startswith("/path/")]
     assert not unused, "\n".join(f"tools/readmes.py: no page needs {pattern!r}" for pattern in unused)
-    first_lines = [block.lines[0] for path in PAGES.values() for block in readmes.parse(path).blocks]
+    first_lines = [block.first_line() for path in PAGES.values() for block in readmes.parse(path).blocks]
     assert not [first for first in readmes.PRINTED_BY if not any(re.search(first, line) for line in first_lines)]
 
 

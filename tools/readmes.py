@@ -28,8 +28,8 @@ REPO = Path(__file__).resolve().parent.parent
 ONE_LANGUAGE = {"DEVELOPERS.md"}
 # (pattern in a command, what is typed instead, why). $SCRATCH is a folder of the run's own; fix: used by --fix, too.
 SUBSTITUTES = [
-    (r"/path/MNIST_Data", "$MNIST", "a small data set"),
-    (r"/path/(dataset|cifar-10-batches-bin)", "$CIFAR10", "a small data set"),
+    (r"/path/MNIST_Data", '"$MNIST"', "a small data set"),
+    (r"/path/(dataset|cifar-10-batches-bin)", '"$CIFAR10"', "a small data set"),
     (r"/tmp/", "$SCRATCH/", "a folder of the run's own"),
     (r"^make test$", "make --dry-run test", "this is part of make test"),
     (r"pip install -r \.\./requirements-gpu\.txt",
@@ -55,12 +55,13 @@ QUICK = [  # left out by --fix
 ]
 # Output blocks without a command: what prints them, found by their first line.
 PRINTED_BY = {
-    r"Ranks 0-7 FAILED":
+    r"^Ranks 0-7 FAILED":
         "python dry_run/dry_run.py --rank-size 8 --ranks 0-1 tests/dry_run_scripts/semi_auto.py 1 3 16",
     r"^run\.sh: rank 1 failed, exit code 137":
-        "(sleep 5; until grep -q 'step: 3' device1/train.log1; do sleep 0.5; done; for process in /proc/[0-9]*; do "
+        "(sleep 5; for _ in {1..400}; do ! grep -q 'step: 3' device1/train.log1 || break; sleep 0.5; done; "
+        "for process in /proc/[0-9]*; do "
         "[[ $(readlink $process/cwd) != $PWD/device1 ]] || kill -9 ${process#/proc/}; done) 2>/dev/null & "
-        "DEVICE_TARGET=CPU bash run.sh $CIFAR10 2 -- --epochs 9 --image-size 32 --batch-size 4",
+        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4",
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
 RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_hosts.py"}
@@ -77,6 +78,9 @@ class Block:
     language: str
     lines: list
     number: int
+
+    def first_line(self):
+        return next((line for line in self.lines if line.strip() not in ("", "...")), "")
 
 
 @dataclasses.dataclass
@@ -154,7 +158,8 @@ def compare_languages(page, other):
     links = [collections.Counter(map(untranslated, one.links)) for one in (page, other)]
     for one, mine, others in ((page, *links), (other, *reversed(links))):
         itself = {untranslated(one.path.name), untranslated(chinese(page.path).name)}
-        problems += [f"{pair}: only {one.path.name} has the link {link}" for link in mine - others if link not in itself]
+        problems += [f"{pair}: only {one.path.name} has the link {link}" for link in mine - others
+                     if link not in itself]
     return problems
 
 
@@ -361,24 +366,24 @@ class Session:
                 yield block, shown
                 number += shown is not None
             elif block.language == "text":
-                command = next((text for first, text in PRINTED_BY.items() if re.search(first, block.lines[0])), None)
+                command = next((text for first, text in PRINTED_BY.items() if re.search(first, block.first_line())), None)
                 if command:
                     yield Block("bash", [command], block.number), block
                 else:
-                    self.problems.append(f"{self.page.where(block.number)}: no command stands before this output; write "
-                                         "one, or name it in PRINTED_BY of tools/readmes.py")
+                    self.problems.append(f"{self.page.where(block.number)}: no command stands before this output; "
+                                         "write one, or name it in PRINTED_BY of tools/readmes.py")
             number += 1
 
     def typed(self, block):
         """The lines that are typed for a block, substitutes in place."""
         lines = []
         for line in code_of(block):
+            typed = line
             for pattern, replacement, _ in self.substitutes:
-                changed = re.sub(pattern, replacement, line)
-                if changed != line:
+                if re.search(pattern, typed):
                     self.used.add(pattern)
-                line = changed
-            lines.append(line)
+                    typed = re.sub(pattern, replacement, typed)
+            lines.append(typed)
         return lines
 
     def folder_for(self, lines):
@@ -423,7 +428,7 @@ class Session:
             file = self.scratch / f"output {number}"
             printed = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else []
             self.outputs.append((block, shown, [line for line in printed if not line.startswith("@@ ")]))
-            expected_to_fail = any(re.search(first, shown.lines[0]) for first in PRINTED_BY) if shown else False
+            expected_to_fail = bool(shown) and any(re.search(first, shown.first_line()) for first in PRINTED_BY)
             for line in printed:
                 if line.startswith("@@ ") and not expected_to_fail:
                     self.problems.append(f"{self.page.where(block.number)}: {line[3:]}; its output ends:\n    " +
@@ -532,7 +537,8 @@ def main():
                 timeout = 3600 if arguments.fix else 600
                 session = Session(path, scratch, datasets, quick=not arguments.fix, timeout=timeout)
                 found = session.run()
-                print(f"{path.relative_to(REPO)}: {len(session.outputs)} blocks typed, {len(found)} problems", flush=True)
+                print(f"{path.relative_to(REPO)}: {len(session.outputs)} blocks typed, {len(found)} problems",
+                      flush=True)
                 if arguments.fix:
                     write_outputs(session)
                 problems += found
