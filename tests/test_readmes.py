@@ -45,7 +45,8 @@ def test_every_substitute_is_needed():
         for block, _ in session.pairs():
             session.typed(block)
     used = set().union(*(session.used for session in sessions))
-    unused = [pattern for pattern, _, _ in readmes.SUBSTITUTES + readmes.QUICK if pattern not in used and not pattern.startswith("/path/")]
+    unused = [pattern for pattern, _, _ in readmes.SUBSTITUTES + readmes.QUICK
+              if pattern not in used and not pattern.startswith("/path/")]
     assert not unused, "\n".join(f"tools/readmes.py: no page needs {pattern!r}" for pattern in unused)
     first_lines = [block.first_line() for path in PAGES.values() for block in readmes.parse(path).blocks]
     assert not [first for first in readmes.PRINTED_BY if not any(re.search(first, line) for line in first_lines)]

@@ -366,7 +366,8 @@ class Session:
                 yield block, shown
                 number += shown is not None
             elif block.language == "text":
-                command = next((text for first, text in PRINTED_BY.items() if re.search(first, block.first_line())), None)
+                command = next((text for first, text in PRINTED_BY.items()
+                                if re.search(first, block.first_line())), None)
                 if command:
                     yield Block("bash", [command], block.number), block
                 else:
@@ -458,7 +459,7 @@ def test_for(lines):
 
 def normal(line):
     """A line as it is compared: numbers become #, but for the numbers of ranks; paths and spaces lose their detail."""
-    line = re.sub(r"/(?:[\w.-]+/)*clone/", "", line)
+    line = re.sub(r"/(?:[\w.-]+/)*clone/|/path/", "", line)
     line = re.sub(r"\bon [\w.-]+, (CPU|GPU|Ascend)", r"on HOST, \1", line)
     line = re.sub(r"\b(rank[. ]?)(\d+)", lambda found: found[1] + found[2].translate(LETTERS), line)
     line = re.sub(r"[-+]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line)
