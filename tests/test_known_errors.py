@@ -130,6 +130,8 @@ def test_errors_of_one_process(tmp_path):
     output = jobs.run(jobs.PYTHON, "-c", ONE_PROCESS, cwd=tmp_path, env={"GLOG_v": "3"}).output
     parts = dict(re.findall(r"^=== ([\w-]+)\n(.*?)(?=^===|\Z)", output, re.MULTILINE | re.DOTALL))
     assert parts.keys() == IN_ONE_PROCESS
+    if not parts["old-transforms"]:
+        del parts["old-transforms"]  # MindSpore 2.7 still has them
     for name, printed in parts.items():
         check_shown_first(name, printed)
 

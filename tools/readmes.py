@@ -65,7 +65,7 @@ PRINTED_BY = {
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
 RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_several_machines.py"}
-SOURCES = (".py", ".sh", ".md", ".txt", ".json", ".patch", ".png", ".toml", ".c")
+SOURCES = (".py", ".sh", ".md", ".txt", ".patch", ".png", ".toml", ".c")  # .json: also what commands make
 COMMANDS = ("python", "python3", "bash", "make", "mpirun", "msrun")
 OTHER_COMMANDS = ("|", "&&", ";", "pip", "grep", "diff", "make", "git", "ssh", "npu-smi", "hccn_tool", "pytest")
 OWN_NAMES = {"train.py", "your_script.py", "script.py"}  # names that stand for the reader's files
