@@ -17,6 +17,8 @@ REPO = Path(__file__).resolve().parent.parent
 DECLARATION = re.compile(r"^(?:# )?\(?[Cc]opy of ([\w./-]+)[;,]")
 APPROVED = {  # patch: (from, to)
     "tests/approved/train_cpu_to_train_ddp.patch": ("mnist_ddp/train_cpu.py", "mnist_ddp/train_ddp.py"),
+    "tests/approved/train_alone_to_train_distributed.patch":
+        ("own_model/train_alone.py", "own_model/train_distributed.py"),
     "tests/approved/gpu_single_train_to_gpu_distributed_train.patch":
         ("resnet50_gpu/gpu_single_train.py", "resnet50_gpu/gpu_distributed_train.py"),
     "tests/approved/resnet50_ascend_to_gpu.patch":

@@ -1,0 +1,79 @@
+"""The worked example of the page "Your own model": ten lines make one process many, and the training stays the same."""
+
+import json
+import re
+import socket
+
+import jobs
+import pytest
+
+LESSON = jobs.REPO / "own_model"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The parameters that one process ends with, and the losses that it prints."""
+    folder = tmp_path_factory.mktemp("alone")
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_alone.py", "--epochs", 2, cwd=folder))
+    (folder / "log").write_text(result.output)
+    return jobs.parameters(folder / "ckpt" / "surface-2_64.ckpt"), jobs.losses(folder / "log")
+
+
+def check_same_training(alone, folder, logs):
+    """Both ranks must end with the parameters of one process, and their losses must have its losses as mean."""
+    parameters, losses = alone
+    for rank in range(2):
+        of_rank = jobs.parameters(folder / "ckpt" / f"rank_{rank}" / "surface-2_64.ckpt")
+        assert jobs.largest_difference(parameters, of_rank) < 1e-5, "other parameters than one process"
+    of_ranks = [jobs.losses(log) for log in logs]
+    assert len(losses) == len(of_ranks[0]) == len(of_ranks[1]) > 10
+    assert losses[-1] < losses[0] / 3
+    for loss, *own in zip(losses, *of_ranks):
+        assert abs(loss - sum(own) / 2) < 1e-5
+
+
+def test_run_sh_trains_what_one_process_trains(alone, tmp_path):
+    result = jobs.succeeded(jobs.run("bash", LESSON / "run.sh", 2, "--", "--epochs", 2, cwd=tmp_path))
+    assert result.ranks() == {0: 2, 1: 2}
+    check_same_training(alone, tmp_path, [tmp_path / f"log_output/1/rank.{rank}/stdout" for rank in range(2)])
+
+
+@pytest.mark.parametrize("change", [
+    (", gradients_mean=True)", ")"), ("shard_id=rank)", "shard_id=0)"), ("init()  # distributed: 4", "init()  # 4")])
+def test_msrun_and_lines_that_are_missing(change, alone, tmp_path):
+    harmless = change[1] == "init()  # 4"
+    lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", change)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    result = jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--join=True",
+                      "--log_dir=log", lesson / "train_distributed.py", "--epochs", 2, cwd=tmp_path)
+    jobs.succeeded(result)
+    logs = [tmp_path / "log" / f"worker_{rank}.log" for rank in range(2)]
+    if harmless:
+        check_same_training(alone, tmp_path, logs)
+    else:
+        with pytest.raises(AssertionError, match="other parameters than one process"):
+            check_same_training(alone, tmp_path, logs)
+
+
+def test_the_dry_run_compiles_it(tmp_path):
+    report = tmp_path / "report.json"
+    jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 8, "--ranks", "7", "--json",
+                            report, LESSON / "train_distributed.py", cwd=tmp_path, timeout=300))
+    rank = json.loads(report.read_text())["ranks"][0]
+    reduced = [call for call in rank["collectives"] if call["op"] == "AllReduce"]
+    assert sum(call["bytes"] for call in reduced) == rank["trained_bytes"]
+
+
+def test_ten_lines_are_marked():
+    text = (LESSON / "train_distributed.py").read_text()
+    assert [int(number) for number in re.findall(r"# distributed: (\d+)\.", text)] == list(range(1, 11))
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["0"], "whole number from 1, not '0'"), (["2", "3"], "options of train_distributed.py go after --")])
+def test_bad_input(arguments, sentence, tmp_path):
+    result = jobs.run("bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
+    assert result.code == 2
+    assert sentence in result.output
