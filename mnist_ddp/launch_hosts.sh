@@ -1,8 +1,12 @@
 # What run_mpirun_1.sh and run_mpirun_2.sh share. Sourced after launch_common.sh, not run.
 # shellcheck shell=bash
 
-# mpirun begins each line with its rank, [1,3]<stdout>:, and now and then repeats that before the end of a line.
-untag='s/^\[1,([0-9]+)\]<[a-z]+>: ?/[rank \1] /; s/\[1,[0-9]+\]<[a-z]+>: ?//g'
+# untag [FILE]: mpirun begins each line with its rank, [1,3]<stdout>:, and now and then repeats that at the end of a
+# line, or goes on with another rank's line there.
+untag() {
+    sed -uE -e '/Event base dispatch success/d' -e 's/\[1,[0-9]+\]<[a-z]+>: ?$//' \
+        -e 's/(.)\[1,([0-9]+)\]<[a-z]+>: ?/\1\n[rank \2] /g' -e 's/^\[1,([0-9]+)\]<[a-z]+>: ?/[rank \1] /' "$@"
+}
 
 # run_on_hosts -H LIST|--hostfile FILE [DATA_PATH [N]] [--interface NAME] [-- OPTION...]: check all machines, run
 # train_ddp.py on them to the end and exit with its code.
@@ -31,6 +35,8 @@ run_on_hosts() {
     checked="$(DEVICE_TARGET="$(device_target)" "$PYTHON" "$HERE/check_hosts.py" "${where[@]}" ${ranks:+--ranks "$ranks"} \
         --data-path "$data_path" --mpirun "$MPIRUN" ${interface:+--interface "$interface"})" || exit 2
     read -r scheduler_host scheduler_port ranks hosts <<<"$checked"
+    [[ "$MPIRUN$HERE" != *[[:space:]]* ]] || die "Open MPI starts nothing on other machines from a path with a space \
+($MPIRUN, $HERE); move the environment or this folder, or use run_msrun.sh --nodes"
     start_on_hosts "$ranks" "$interface" "${where[@]}" "$HERE/train_ddp.py" --data-path "$data_path" "$@"
     finish_on_hosts "$ranks"
 }
@@ -64,7 +70,7 @@ start_on_hosts() {
     LAUNCHER_LOG=log_output/mpirun.log
     PATH="$PATH:$HERE" start "$MPIRUN" "${options[@]}" "$PYTHON" "${@:5}"
     tail --pid="$launcher_pid" --sleep-interval=0.2 -n +1 -F "$LAUNCHER_LOG" 2>/dev/null |
-        sed -nu -E -e '/Event base dispatch success/d' -e "$untag" -e '/^\[rank /p' &
+        untag | sed -nu '/^\[rank /p' &
     followers+=($!)
 }
 
@@ -97,11 +103,11 @@ finish_on_hosts() {
     wait "${followers[@]}" || true
     if ((code == 0)); then
         for ((rank = 0; rank < ranks; rank++)); do
-            sed -nE -e "$untag" -e "s/^\[rank $rank\] .*loss is //p" "$LAUNCHER_LOG" |
+            untag "$LAUNCHER_LOG" | sed -n "s/^\[rank $rank\] .*loss is //p" |
                 awk -v name="rank $rank on $(host_of "$rank")" 'NR == 1 { first = $1 } { last = $1 }
                     END { if (NR) print name ": loss " first " -> " last }'
         done
-        sed -nE -e "$untag" -e 's/^\[rank 0\] (accuracy:)/\1/p' "$LAUNCHER_LOG" | tail -n 1
+        untag "$LAUNCHER_LOG" | sed -nE 's/^\[rank 0\] (accuracy:)/\1/p' | tail -n 1
         exit 0
     fi
     failed="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
@@ -110,7 +116,7 @@ finish_on_hosts() {
     {
         if [[ -n "$failed" && -z "$lost" ]]; then
             echo "$SELF: rank $failed on $(host_of "$failed") failed, exit code $code. The end of its lines in $LAUNCHER_LOG:"
-            sed -nE -e '/Event base dispatch success/d' -e "$untag" -e "s/^\[rank $failed\] //p" "$LAUNCHER_LOG" | tail -n 30
+            untag "$LAUNCHER_LOG" | sed -n "s/^\[rank $failed\] //p" | tail -n 30
         elif [[ -n "$lost" ]]; then
             failed=""
             for ((rank = 0; rank < ranks; rank++)); do

@@ -350,7 +350,7 @@ class Session:
         used: the patterns of the substitutes that were needed.
     """
 
-    def __init__(self, path, scratch, datasets, quick=True, timeout=600):
+    def __init__(self, path, scratch, datasets, quick=True, timeout=1800):
         self.page, self.scratch, self.timeout = parse(path), Path(scratch), timeout
         self.substitutes = SUBSTITUTES + (QUICK if quick else [])
         self.variables = {**datasets, **({"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"} if quick else {})}
