@@ -144,14 +144,13 @@ def lines_of(command, environment, folder, log=None):
 
 def seconds_a_step(lines):
     """The median over rank 0's printed intervals of one run, the first left out."""
-    found, seen = [], []
+    found = []
     for when, line in lines:
         match = LOSS.search(line)
-        if match and not line.startswith("[1,") or match and line.startswith("[1,0]"):
+        if match and (line.startswith("[1,0]") or not line.startswith("[1,")):  # mpirun's mark of rank 0, or no mpirun
             found.append((when, int(match[1]), int(match[2])))
-            seen.append(line)
     if len(found) < 4:
-        raise SystemExit(f"too few losses to measure: {seen}")
+        raise SystemExit(f"too few losses to measure: {found}")
     intervals = [(b[0] - a[0]) / (b[2] - a[2]) for a, b in zip(found, found[1:]) if a[1] == b[1]]
     return statistics.median(intervals[1:])
 

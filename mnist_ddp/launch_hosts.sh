@@ -110,8 +110,7 @@ finish_on_hosts() {
         untag "$LAUNCHER_LOG" | sed -nE 's/^\[rank 0\] (accuracy:)/\1/p' | tail -n 1
         exit 0
     fi
-    failed="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
-        "$LAUNCHER_LOG" | head -n 1)"
+    failed="$(first_failed_rank)"
     [[ -n "$lost" ]] || lost="$(sed -nE 's/.*Remote daemon: .* on node ([^ ]+).*/\1/p' "$LAUNCHER_LOG" | head -n 1)"
     {
         if [[ -n "$failed" && -z "$lost" ]]; then

@@ -132,10 +132,14 @@ run_under_mpirun() {
         follow "$rank" "${logs[rank]}"
     done
     wait "$launcher_pid" || code=$?
-    # mpirun has ended all ranks, and says in one of two forms which one was the first to fail.
-    failed="$(sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
-        "$LAUNCHER_LOG" | head -n 1)"
+    failed="$(first_failed_rank)"
     finish "$code" "$failed" "${logs[@]}"
+}
+
+# first_failed_rank: mpirun has ended all ranks, and says in one of two forms which one was the first to fail.
+first_failed_rank() {
+    sed -nE 's/.*noticed that process rank ([0-9]+) .*/\1/p; s/.*Process name: .*,([0-9]+)\].*/\1/p' \
+        "$LAUNCHER_LOG" | head -n 1
 }
 
 # follow RANK LOG: show a rank's log as it grows, each line with its rank, until the launched program has ended.

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,12 @@ class Result:
     def ranks(self):
         """Ranks that said hello: {rank: world size}."""
         return {int(rank): int(size) for rank, size in re.findall(r"rank (\d+) of (\d+) on", self.output)}
+
+
+def free_port():
+    """A TCP port of this machine that nobody uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def environment_of(pid):

@@ -138,7 +138,7 @@ def test_errors_of_one_process(tmp_path):
 
 def test_errors_of_two_workers(tmp_path):
     (tmp_path / "script.py").write_text(TWO_WORKERS)
-    jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}", "--join=True",
+    jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={jobs.free_port()}", "--join=True",
              "--log_dir=logs", "script.py", cwd=tmp_path, env={"GLOG_v": "3"})
     log = (tmp_path / "logs" / "worker_1.log").read_text()
     parts = dict(re.findall(r"^=== ([\w-]+)\n(.*?)(?=^===|\Z)", log, re.MULTILINE | re.DOTALL))
@@ -154,15 +154,10 @@ def test_errors_of_two_workers(tmp_path):
     ("local-worker-number", ["msrun", "--worker_num=2", "--master_port={port}", "--join=True", "script.py"]),
 ])
 def test_errors_of_commands(name, command, tmp_path):
-    command = [word.format(port=free_port()) for word in command]
+    command = [word.format(port=jobs.free_port()) for word in command]
     result = jobs.run(*command, cwd=tmp_path, timeout=60)
     assert result.code != 0
     check_shown_first(name, result.output)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_a_scheduler_whose_port_is_taken_and_one_whose_ranks_do_not_come(tmp_path):
@@ -170,7 +165,7 @@ def test_a_scheduler_whose_port_is_taken_and_one_whose_ranks_do_not_come(tmp_pat
     environment = {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "GLOG_v": "3"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = {**environment, "MS_SCHED_PORT": str(server.getsockname()[1])}
-        waiting = {**environment, "MS_SCHED_PORT": str(free_port()), "MS_TOPO_TIMEOUT": "3"}
+        waiting = {**environment, "MS_SCHED_PORT": str(jobs.free_port()), "MS_TOPO_TIMEOUT": "3"}
         with jobs.Job(*scheduler, cwd=tmp_path, env=waiting) as alone:
             check_shown_first("port-in-use", jobs.run(*scheduler, cwd=tmp_path, env=taken).output)
             check_shown_first("ranks-missing", alone.finish().output)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 
 import jobs
 import pytest
@@ -43,11 +42,8 @@ def test_run_sh_trains_what_one_process_trains(alone, tmp_path):
 def test_msrun_and_lines_that_are_missing(change, alone, tmp_path):
     harmless = change[1] == "init()  # 4"
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", change)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    result = jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--join=True",
-                      "--log_dir=log", lesson / "train_distributed.py", "--epochs", 2, cwd=tmp_path)
+    result = jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={jobs.free_port()}",
+                      "--join=True", "--log_dir=log", lesson / "train_distributed.py", "--epochs", 2, cwd=tmp_path)
     jobs.succeeded(result)
     logs = [tmp_path / "log" / f"worker_{rank}.log" for rank in range(2)]
     if harmless:

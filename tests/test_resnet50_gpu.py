@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import statistics
 import sys
 import time
@@ -106,11 +105,8 @@ def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, chang
 
 def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_path):
     def msrun(*options):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         folder = tmp_path / f"logs{len(options)}"
-        jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}",
+        jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={jobs.free_port()}",
                                 "--join=True", f"--log_dir={folder}", LESSON / "gpu_distributed_train.py",
                                 "--data-path", fruits, *SMALL, "--steps", 4, *options, cwd=tmp_path, env=CPU,
                                 timeout=400))
