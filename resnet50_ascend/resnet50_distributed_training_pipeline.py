@@ -27,6 +27,7 @@ from mindspore.communication import get_group_size, get_rank, init  # distribute
 from mindspore.train import CheckpointConfig, LossMonitor, Model, ModelCheckpoint
 
 from cifar10_files import check_cifar10_folder
+from load_whole import load_whole
 from resnet import resnet50
 
 
@@ -203,21 +204,6 @@ def cut_into_stages(net, stages):  # distributed:
 
 
 # ------------------------------------------------------------------------------------------- checkpoints
-def load_whole(file):
-    """The parameters in a checkpoint, or none, with a warning, if it is cut off or damaged.
-
-    MindSpore writes to a .tmp file and renames it when it is whole, but a disk may still lose its end.
-    """
-    try:
-        parameters = ms.load_checkpoint(str(file))
-    except ValueError:
-        parameters = {}
-    if parameters.pop("epoch_num", None) is None:  # the last entry of a file, see append_info
-        print(f"warning: {file} is cut off or damaged; passed over", flush=True)
-        return {}
-    return parameters
-
-
 def resume(train_network, folder, rank_size, epochs, required):
     """Load the newest epoch that all ranks have saved whole, weights and optimizer; returns its number.
 

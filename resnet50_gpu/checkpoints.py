@@ -5,6 +5,8 @@ import re
 import mindspore as ms
 from mindspore.train import Callback
 
+from load_whole import load as load_checkpoint
+
 PREFIX = "fruit_360_renet50"  # the tutorial's spelling
 
 
@@ -53,7 +55,7 @@ def first_epoch(folder, prefixes, resume, classes):
         raise ValueError(f"nothing to resume: {folder} holds no epoch of {' and '.join(prefixes)}; start without "
                          "--resume, or with as many ranks as before")
     newest = max(common)
-    shape = getattr(ms.load_checkpoint(str(saved[0][newest])).get("fc.weight"), "shape", None)
+    shape = getattr(load_checkpoint(saved[0][newest]).get("fc.weight"), "shape", None)
     if shape != (classes, 2048):
         raise ValueError(f"{saved[0][newest]} is the checkpoint of another network: its last layer, fc.weight, has the "
                          f"shape {shape}, this data set needs ({classes}, 2048); choose another --ckpt-dir")
@@ -63,7 +65,7 @@ def first_epoch(folder, prefixes, resume, classes):
 def load(network, folder, prefix, epoch):
     """Load the checkpoint of an epoch, weights and optimizer."""
     file = _by_epoch(folder, prefix)[epoch]
-    ms.load_param_into_net(network, ms.load_checkpoint(str(file)))
+    ms.load_param_into_net(network, load_checkpoint(file))
     print(f"resumed after epoch {epoch} from {file}", flush=True)
 
 

@@ -132,13 +132,51 @@ def check_torn_files(folders, cifar10, epochs, unbroken, chance):
         file = checkpoint(broken, rank, epochs)
         tear(file, file.read_bytes().rindex(b"\x0a\x09epoch_num") - 2)
     assert len(jobs.parameters(file)) > 400
-    bug = jobs.planted("resnet50_ascend", broken, "resnet50_distributed_training.py", (
+    bug = jobs.planted("resnet50_ascend", broken, "load_whole.py", (
         'if parameters.pop("epoch_num", None) is None:', "if not parameters:"))
     with pytest.raises(AssertionError, match="a torn file was loaded"):
         check_passes_over_torn_files(broken, cifar10, epochs, unbroken, bug)
     tear(file, chance.randrange(file.stat().st_size))
     check_passes_over_torn_files(broken, cifar10, epochs, unbroken)
     check_same_end(folders, epochs)
+
+
+# As os.sysconf answers where cached files fill the memory: the first `sys.argv[1]` times nothing at all is free.
+LOAD_WITH_FULL_MEMORY = """
+import os, sys
+from pathlib import Path
+import mindspore as ms
+import numpy as np
+from load_whole import load_whole
+times, asked, sysconf = int(sys.argv[1]), [], os.sysconf
+os.sysconf = lambda name: 1 if name == "SC_AVPHYS_PAGES" and (asked.append(1) or len(asked) <= times) else sysconf(name)
+ms.save_checkpoint([{"name": "weight", "data": ms.Tensor(np.arange(9000, dtype=np.float32))}], "one.ckpt",
+                   append_dict={"epoch_num": 3})
+print("looks at the memory:", hasattr(ms.train.serialization, "_get_available_memory"))
+loaded = load_whole(Path("one.ckpt"))
+print("loaded", list(loaded), float(loaded["weight"].sum()))
+"""
+
+
+def load_with_full_memory(folder, times, lesson=LESSON):
+    return jobs.run(jobs.PYTHON, "-c", LOAD_WITH_FULL_MEMORY, times, cwd=folder, env={"PYTHONPATH": str(lesson)},
+                    timeout=120)
+
+
+def test_cached_files_are_no_reason_to_throw_a_checkpoint_away(tmp_path):
+    result = load_with_full_memory(tmp_path, 3)
+    if "looks at the memory: False" in result.output:
+        pytest.skip("this MindSpore does not compare a checkpoint with the free memory")
+    assert "loaded ['weight'] 40495500.0" in jobs.succeeded(result).output
+    result = load_with_full_memory(tmp_path, 10**6)
+    assert result.code == 1, "what cannot be read must not pass for damaged"
+    assert "exceeds current available memory 4096 bytes" in result.output
+    assert "passed over" not in result.output
+    bug = jobs.planted("resnet50_ascend", tmp_path, "load_whole.py", ('if "memory" in str(error):', "if False:"))
+    assert "one.ckpt is cut off or damaged; passed over" in load_with_full_memory(tmp_path, 10**6, bug).output
+    (tmp_path / "2").mkdir()
+    bug = jobs.planted("resnet50_ascend", tmp_path / "2", "load_whole.py", ("range(4)", "range(1)"))
+    assert load_with_full_memory(tmp_path, 3, bug).code == 1
 
 
 # --------------------------------------------------------------------------------------------- the launcher
