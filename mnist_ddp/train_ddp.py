@@ -57,6 +57,7 @@ rank, rank_size = 0, 1  # distributed: as long as nobody says otherwise
 if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_ID")):  # distributed: launched
     mpirun_on_cpu.join_ranks()  # distributed: needed by mpirun on CPU only
     init()  # distributed: connect to the other ranks (HCCL on Ascend, NCCL on GPU, MCCL on CPU)
+    mpirun_on_cpu.take_own_cores()  # distributed: faster on CPU; not needed
     rank, rank_size = get_rank(), get_group_size()  # distributed: which rank this is, and of how many
     ms.set_auto_parallel_context(  # distributed: every rank holds all weights,
         parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)  # distributed: gradients are averaged

@@ -5,7 +5,7 @@ On Ascend and GPU, MindSpore takes its ranks from mpirun. On CPU it cannot: ther
 other through one more process, the scheduler, and read its address and their own rank from the MS_* variables
 (the "dynamic cluster", which msrun sets up by itself). join_ranks() fills those variables from what mpirun says,
 and rank 0 starts the scheduler; leave_ranks() ends it. Both do nothing without mpirun, under msrun, or on Ascend
-and GPU.
+and GPU. take_own_cores() makes ranks on CPU faster, however they were started.
 """
 
 import ctypes
@@ -53,6 +53,22 @@ def join_ranks():
     os.environ["MS_NODE_ID"] = str(rank)
     os.environ["MS_ROLE"] = "MS_WORKER"
     _joined = True
+
+
+def take_own_cores():
+    """After init(), on CPU: run what comes now on this rank's share of the cores. BIND_RANKS=no turns it off.
+
+    MindSpore's threads spin while they wait. On cores of its own a rank's spinning takes no time from the others; of
+    small steps, with much waiting, a third. Not before init(): that would take seconds longer.
+    """
+    import mindspore as ms
+    from mindspore.communication import get_local_rank, get_local_rank_size
+
+    if ms.get_context("device_target") != "CPU" or os.getenv("BIND_RANKS") == "no":
+        return
+    cores, rank, ranks = sorted(os.sched_getaffinity(0)), get_local_rank(), get_local_rank_size() or 1
+    share = len(cores) // ranks
+    os.sched_setaffinity(0, cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]])
 
 
 def leave_ranks(code=0):
