@@ -4,11 +4,6 @@ import jobs
 import pytest
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "longer: takes many minutes, and is left out unless asked for with -m longer")
-    config.option.markexpr = config.option.markexpr or "not longer"
-
-
 def make_dataset(tmp_path_factory, name, *options):
     folder = tmp_path_factory.mktemp("data sets") / name  # a space in the path: it must not matter
     made = jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", name, folder, *options, cwd=folder.parent)
