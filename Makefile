@@ -9,7 +9,7 @@ help:
 	@echo 'make doctor  what this machine has and lacks for the lessons; needs only python3'
 	@echo 'make test    the whole test suite'
 	@echo 'make lint    ruff, shellcheck, declared copies'
-	@echo 'make bench   the lessons against the tutorials and PyTorch, side by side (about an hour; installs PyTorch)'
+	@echo 'make bench   the lessons against the tutorials and PyTorch, side by side (about half an hour; installs PyTorch)'
 	@echo 'make clean   remove what the targets made: data sets, runs, caches, .venv'
 
 demo:
@@ -17,7 +17,7 @@ demo:
 	[[ -d data/mnist ]] || python tools/make_datasets.py mnist data/mnist
 	mkdir -p runs/demo
 	cd runs/demo
-	echo '+ bash mnist_ddp/run.sh data/mnist 2 -- --lr 0.1'
+	echo '+ cd runs/demo; bash ../../mnist_ddp/run.sh ../../data/mnist 2 -- --lr 0.1'
 	bash ../../mnist_ddp/run.sh ../../data/mnist 2 -- --lr 0.1
 
 test:

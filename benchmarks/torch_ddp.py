@@ -124,7 +124,7 @@ def train(args, rank, rank_size):
             loss = loss_fn(network(image), label)
             loss.backward()
             optimizer.step()
-            if step % every == 0:
+            if step % every == 0 and rank == 0:
                 print(f"epoch: {epoch}, step: {step}, loss is {loss.item()}", flush=True)
 
 

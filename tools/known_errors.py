@@ -25,7 +25,7 @@ python3 tools/doctor.py
 python3 tools/doctor.py explain log_output/1/rank.0/stdout
 ```
 
-The first says what is missing and what to do about it; its report belongs into every issue. \
+The first says what is missing and what to do about it; its report belongs in every issue. \
 The second looks for the messages of this page. When a rank fails, \
 the launchers look, too, and print a line with `hint:`.
 
