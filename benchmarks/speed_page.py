@@ -152,7 +152,7 @@ def summary(report, language):
          1e3 * resnet["MindSpore's defaults"], 1e3 * resnet["PyTorch DDP"]),
         (("2 ranks, seconds to the first loss", "2 个进程，到第一个 loss 的秒数"),
          first["run.sh"], first["plain msrun"], first["torchrun"])]
-    rows = [(labels[language], *(value if value == "" else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    rows = [(labels[language], *(value if value == "" else f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
                                  for value in values)) for labels, *values in cells]
     return table(("| lesson | tutorial or MindSpore's defaults | PyTorch DDP",
                   "| 本课 | 教程或 MindSpore 默认 | PyTorch DDP")[language], rows)
@@ -189,10 +189,13 @@ def draw(report, digest):
     for name, ranks in (("PyTorch DDP", (1, 2, 4)), ("lesson", (1, 2, 4, 8)), ("tutorial's step", (1, 2))):
         rates = [[n * 32 / value for value in report.values("mnist", name, n)] for n in ranks]
         middle = [statistics.median(one) for one in rates]
-        spread = [[m - min(one) for m, one in zip(middle, rates)], [max(one) - m for m, one in zip(middle, rates)]]
+        quarters = [statistics.quantiles(one, method="inclusive") for one in rates]
+        spread = [[middle - low for low, middle, _ in quarters], [high - middle for _, middle, high in quarters]]
         axes.errorbar(ranks, middle, spread, marker="o", capsize=3, label=name)
+    cores = report.report["machine"]["cores"]
     axes.set(xscale="log", xlabel="ranks", ylabel="images/s", ylim=(0, None),
-             title=f"MNIST, 32 images a rank and step, {report.report['machine']['cores']} cores")
+             title=f"MNIST, batch 32 a rank, {cores} cores; bars: middle half of the runs")
+    axes.title.set_fontsize(10)
     axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
     axes.minorticks_off()
     axes.legend(frameon=False)
