@@ -32,7 +32,7 @@ SUBSTITUTES = [
     (r"/path/(dataset|cifar-10-batches-bin)", '"$CIFAR10"', "a small data set"),
     (r"/tmp/", "$SCRATCH/", "a folder of the run's own"),
     (r"^make test$", "make --dry-run test", "this is part of make test"),
-    (r"^make bench$", "make --dry-run bench", "half an hour, and PyTorch; tests/test_speed.py runs a part of it"),
+    (r"^make bench$", "make -C .. --dry-run bench", "half an hour, and PyTorch; tests/test_speed.py runs a part of it"),
     (r"pip install -r \.\./requirements-gpu\.txt",
      "test -s ../requirements-gpu.txt; mkdir -p $SCRATCH/site/nvidia/runtime/lib; "
      "touch $SCRATCH/site/nvidia/runtime/lib/libcudart.so.11.0; export PYTHONPATH=$SCRATCH/site",
