@@ -31,6 +31,8 @@ SUBSTITUTES = [
     (r"/path/MNIST_Data", '"$MNIST"', "a small data set"),
     (r"/path/(dataset|cifar-10-batches-bin)", '"$CIFAR10"', "a small data set"),
     (r"/tmp/", "$SCRATCH/", "a folder of the run's own"),
+    (r"^msrun (?!.*--master_port)", "msrun --master_port=$((20000 + RANDOM % 10000)) ",
+     "pages are typed side by side; all would take port 8118"),
     (r"^make test$", "make --dry-run test", "this is part of make test"),
     (r"^make bench$", "make -C .. --dry-run bench", "half an hour, and PyTorch; tests/test_speed.py runs a part of it"),
     (r"pip install -r \.\./requirements-gpu\.txt",
