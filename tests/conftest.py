@@ -4,6 +4,11 @@ import jobs
 import pytest
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with the longest, so that no worker is still at it when the others have finished."""
+    items.sort(key=lambda item: "test_kills" not in item.name)
+
+
 def make_dataset(tmp_path_factory, name, *options):
     folder = tmp_path_factory.mktemp("data sets") / name  # a space in the path: it must not matter
     made = jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", name, folder, *options, cwd=folder.parent)
