@@ -5,7 +5,7 @@
 
 Each part runs all its rows once, then all again, in another order each time, --repeats times, so that a machine that
 slows down slows down all of them. Scripts are measured from outside, unmodified: by the moments when rank 0's lines
-arrive. A run's figure is the median over its printed intervals, without the first, in which graphs are compiled; a
+arrive. A run's figure is the median over its printed intervals, without the first two, in which graphs are compiled; a
 row's figure is the median over its runs, with the smallest and largest beside it. The output folder gets speed.json,
 from which benchmarks/speed_page.py makes the tables and the picture of the speed page.
 """
@@ -121,7 +121,7 @@ def repeated_mnist(args, times):
 def resnet_rows(args):
     """Part b."""
     script, rows = RESNET / "resnet50_distributed_training_gpu.py", {}
-    data = {"DATA_PATH": str(args.cifar10), "BIND_RANKS": "no"}
+    data = {"DATA_PATH": str(args.cifar10)}
     for ranks in (1, 2):
         options = ["--epochs", 1, "--image-size", 32, "--test-images", 0, "--steps"]
         rows["lesson", ranks, 32] = (mpirun(ranks, script, *options, 8),
