@@ -22,6 +22,18 @@ _scheduler_pid = None
 _joined = False
 
 
+def _end_at_an_error(kind, error, trace):
+    """Show an error that nobody caught, and end: MindSpore's clean-up would keep mpirun waiting, often for seconds."""
+    sys.__excepthook__(kind, error, trace)
+    if _joined:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+sys.excepthook = _end_at_an_error  # before mindspore is imported: init() puts its own hook in front of the one it finds
+
+
 def join_ranks():
     """Prepare this process for mindspore.communication.init() where mpirun started it on a CPU machine.
 

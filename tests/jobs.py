@@ -152,6 +152,11 @@ def run(*command, cwd, env=None, timeout=120):
         return job.finish(timeout)
 
 
+def soon(seconds=10):
+    """The seconds within which a launcher must have ended what failed; more where processes wait for a core."""
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def succeeded(result):
     """Assert that a job ended well and left nothing behind; return it."""
     assert result.code == 0, f"exit code {result.code}:\n{result.output}"
