@@ -85,7 +85,7 @@ def check_pipeline(parser, args):  # distributed:
     rank_size = int(os.getenv("RANK_SIZE") or os.getenv("OMPI_COMM_WORLD_SIZE") or os.getenv("MS_WORKER_NUM") or 1)
     if os.getenv("DEVICE_TARGET", ms.get_context("device_target")) == "CPU":
         parser.error("MindSpore has no pipeline on CPU; to compile this for Ascend instead, without a card: "
-                     f"bash run_pipeline.sh --dry-run {rank_size}")
+                     f"bash run_pipeline.sh --dry-run {max(rank_size, args.stages)}")
     if rank_size % args.stages or args.stages > BLOCKS:
         parser.error(f"--stages {args.stages} must divide the number of ranks, {rank_size}, and be at most {BLOCKS}, "
                      "the number of the network's blocks")
@@ -209,6 +209,10 @@ def resume(train_network, folder, rank_size, epochs, required):
 
     If there is none, returns 0, or ends the process if one is required.
     """
+    saved_by = 1 + max(int(name[5:]) for name in os.listdir(folder.parent) if re.fullmatch(r"ckpt_\d+", name))
+    if required and saved_by > rank_size:  # distributed: other shards, and on cards perhaps other slices
+        sys.exit(f"{folder.parent} holds checkpoints of {saved_by} ranks, and these are {rank_size}; "  # distributed:
+                 f"resume with {saved_by} ranks, or choose another --ckpt-dir")  # distributed:
     file_of = {int(re.search(r"-(\d+)_\d+\.ckpt$", file.name).group(1)): file
                for file in sorted(folder.glob("*-*_*.ckpt"), key=lambda file: file.stat().st_mtime)}
     whole = [epoch in file_of and bool(load_whole(file_of[epoch])) for epoch in range(epochs + 1)]

@@ -138,6 +138,10 @@ def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
     again = check_equal_parameters([newest(tmp_path / "ck pt", rank, 2) for rank in (0, 1)])
     assert jobs.largest_difference(again, once) == 0, "statistics of batch norm included"
 
+    alone = jobs.run("bash", RUN, cifar10, 1, *options, "--resume", cwd=tmp_path, env=CPU)
+    assert alone.code == 1
+    assert "ck pt holds checkpoints of 2 ranks, and these are 1; resume with 2 ranks, or choose another" in alone.output
+
 
 ONE_STEP_A_SHARD = """
 import sys

@@ -2,7 +2,7 @@
 
     python tools/plot_loss.py device                        a run: the folder in which the launcher wrote its logs
     python tools/plot_loss.py one/device two/device four/device --output loss.png
-    python tools/plot_loss.py device/train.log --smooth 20  a log; mean over 20 steps
+    python tools/plot_loss.py device/train.log --smooth 20  a log; mean over 20 printed losses
 
 A folder's logs are those of its ranks: log_output/1/rank.N/stdout (mpirun), log_msrun/worker_N.log (msrun),
 deviceN/train.logN, device_N/trainN.log; where there are none, train.log, which holds all ranks. One colour a run.
@@ -129,7 +129,7 @@ def draw(runs, output, width):
         elif accuracies:
             axes[0, 1].plot([ends.get(epoch, 0) for epoch, _ in accuracies], [value for _, value in accuracies], "o-",
                             color=colour)
-    axes[0, 0].set(xlabel="step", ylabel="loss" + (f", mean over {width} steps" if width > 1 else ""))
+    axes[0, 0].set(xlabel="step", ylabel="loss" + (f", mean over {width} printed" if width > 1 else ""))
     if with_accuracy:
         axes[0, 1].set(xlabel="" if at_the_end else "step", ylabel="accuracy")
     for axis in axes[0]:
@@ -148,7 +148,7 @@ def main():
     parser.add_argument("runs", type=Path, nargs="+", metavar="LOG_OR_FOLDER")
     parser.add_argument("--output", type=Path, default=Path("loss.png"))
     parser.add_argument("--labels", help="names of the runs, with commas between them; else their paths")
-    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="mean over N steps")
+    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="mean over N printed losses")
     args = parser.parse_args()
     labels = args.labels.split(",") if args.labels else [str(path) for path in args.runs]
     if args.smooth < 1 or len(set(labels)) != len(args.runs):

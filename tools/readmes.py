@@ -174,6 +174,8 @@ def untranslated(link):
 
 def code_of(block):
     """The lines of a block; commands without their comments, which are translated."""
+    if block.language == "console":  # a line that begins with $ is a command, others are printed
+        return [re.sub(r"\s+# .*", "", line) if line.startswith("$ ") else line for line in block.lines]
     if block.language not in ("bash", "python", "diff"):
         return block.lines
     return [re.sub(r"(^|\s+)# .*", "", line) for line in block.lines]
