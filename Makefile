@@ -22,7 +22,7 @@ demo:
 
 test:
 	@$(environment)
-	python -m pytest -q -n $(jobs) tests
+	python -m pytest -q -n $(jobs) --dist worksteal tests
 
 doctor:
 	@[[ -n "$${VIRTUAL_ENV:-}" || ! -x .venv/bin/python3 ]] || PATH="$$PWD/.venv/bin:$$PATH"

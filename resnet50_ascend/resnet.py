@@ -61,7 +61,7 @@ def stage(blocks, in_channels, channels, stride):
 class ResNet50(nn.Cell):
     """See resnet50()."""
 
-    def __init__(self, num_classes):
+    def __init__(self, num_classes, blocks):
         super().__init__()
         self.conv1 = convolution(3, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
@@ -69,10 +69,10 @@ class ResNet50(nn.Cell):
         # "same" pads below and right only. Padding all around would need MindSpore's 3-D pooling operator here,
         # which the automatic parallel modes do not know.
         self.max_pool = nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")
-        self.layer1 = stage(3, 64, 64, stride=1)
-        self.layer2 = stage(4, 256, 128, stride=2)
-        self.layer3 = stage(6, 512, 256, stride=2)
-        self.layer4 = stage(3, 1024, 512, stride=2)
+        self.layer1 = stage(blocks[0], 64, 64, stride=1)
+        self.layer2 = stage(blocks[1], 256, 128, stride=2)
+        self.layer3 = stage(blocks[2], 512, 256, stride=2)
+        self.layer4 = stage(blocks[3], 1024, 512, stride=2)
         self.mean = ops.ReduceMean()
         self.fc = nn.Dense(2048, num_classes)
 
@@ -85,18 +85,19 @@ class ResNet50(nn.Cell):
         return self.fc(self.mean(x, (2, 3)))
 
 
-def resnet50(num_classes=10):
+def resnet50(num_classes=10, blocks=(3, 4, 6, 3)):
     """Make a ResNet-50 with random weights.
 
     The tutorials write resnet50(batch_size, num_classes) and resnet50(class_num=131); the batch size was never
-    used, so here the number of classes is the only argument.
+    used, so it is no argument here.
 
     Args:
         num_classes: how many classes to tell apart, at least 1.
+        blocks: how many blocks each of the four stages has, at least 1; fewer than ResNet-50's compile faster.
 
     Returns:
         A Cell from images, float32 (batch, 3, height, width), to logits, float32 (batch, num_classes). Height and
         width are multiples of 32, 224 in the paper. Convolutions start as in He et al.,
         https://arxiv.org/abs/1502.01852, with the variance 2 / (kernel area * output channels).
     """
-    return ResNet50(num_classes)
+    return ResNet50(num_classes, blocks)

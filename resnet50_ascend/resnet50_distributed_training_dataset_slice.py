@@ -39,6 +39,8 @@ def parse_arguments(argv):
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=256, help="images a step, on all ranks together")
     parser.add_argument("--image-size", type=int, default=224, help="pictures are resized to it; 32 is their own size")
+    parser.add_argument("--blocks", type=int, nargs=4, default=(3, 4, 6, 3), metavar="N",
+                        help="blocks in each stage of ResNet; 1 1 1 1 compiles several times faster")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Momentum(0.9)")
     parser.add_argument("--seed", type=int, default=1, help="initial weights, order of the images, random crops")
     parser.add_argument("--steps", type=int, help="stop each epoch after this many steps")
@@ -51,8 +53,8 @@ def parse_arguments(argv):
     for name, least in (("epochs", 1), ("batch_size", 1), ("steps", 1)):
         if getattr(args, name) is not None and getattr(args, name) < least:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
-    if args.image_size < 32 or args.lr <= 0:
-        parser.error("--image-size must be at least 32 and --lr greater than 0")
+    if args.image_size < 32 or args.lr <= 0 or min(args.blocks) < 1:
+        parser.error("--image-size must be at least 32, --lr and all --blocks greater than 0")
     if args.resume and not args.ckpt_dir:
         parser.error("--resume needs --ckpt-dir, the folder that was given when the checkpoints were saved")
     check_slices(parser, args)  # distributed:
@@ -197,7 +199,9 @@ def resume(train_network, folder, rank_size, epochs, required):
         if newest < epoch <= epochs:  # not of all ranks: another resume must not mix it with what they save now
             file.replace(f"{file}.unused")
     if newest:
-        ms.load_param_into_net(train_network, load_whole(file_of[newest]))
+        unlike = ms.load_param_into_net(train_network, load_whole(file_of[newest]))
+        if any(unlike):
+            sys.exit(f"{file_of[newest]} is of another network; resume with the --blocks of the job that saved it")
         print(f"resumed after epoch {newest} from {file_of[newest]}", flush=True)
     return newest
 
@@ -222,7 +226,7 @@ def test_train_cifar(argv=()):
     ms.set_seed(args.seed)  # distributed: all ranks start from the same weights
     strategy = (1, 1, 1, rank_size)  # distributed: into how many parts batch, channels, height and width are cut
     ms.set_auto_parallel_context(dataset_strategy=(strategy, (1,)))  # distributed: the pictures so, the labels not
-    net = resnet50(num_classes=10)
+    net = resnet50(num_classes=10, blocks=args.blocks)
     net.conv1.conv2d.shard((strategy, (1, 1, 1, 1)))  # distributed: first convolution: the same; its weight is whole
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)

@@ -1,6 +1,7 @@
 """Saves and finds the checkpoints of the Fruits-360 scripts: ckpt/<prefix>-<epoch>_<step>.ckpt."""
 
 import re
+import sys
 
 import mindspore as ms
 from mindspore.train import Callback
@@ -63,9 +64,10 @@ def first_epoch(folder, prefixes, resume, classes):
 
 
 def load(network, folder, prefix, epoch):
-    """Load the checkpoint of an epoch, weights and optimizer."""
+    """Load the checkpoint of an epoch, weights and optimizer; ends the process if it is of another network."""
     file = _by_epoch(folder, prefix)[epoch]
-    ms.load_param_into_net(network, load_checkpoint(file))
+    if any(ms.load_param_into_net(network, load_checkpoint(file))):
+        sys.exit(f"{file} is of another network; resume with the --blocks of the run that saved it")
     print(f"resumed after epoch {epoch} from {file}", flush=True)
 
 

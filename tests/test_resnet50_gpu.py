@@ -16,7 +16,7 @@ import copies
 
 LESSON = jobs.REPO / "resnet50_gpu"
 CPU = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
-SMALL = ("--epochs", 1, "--image-size", 32, "--test-size", 32, "--batch-size", 16)
+SMALL = ("--epochs", 1, "--image-size", 32, "--test-size", 32, "--batch-size", 16, *jobs.SHALLOW)
 
 
 @pytest.fixture(scope="session")
@@ -146,6 +146,9 @@ def test_the_single_card_script(fruits, tmp_path):
     assert [file.name for file in (tmp_path / "ckpt").iterdir()] == ["fruit_360_renet50-1_4.ckpt"]
     overwrite = jobs.run(*command, "--skip-bad", cwd=tmp_path, env=CPU)
     assert (overwrite.code, "go on from them with --resume" in overwrite.output) == (2, True)
+    deeper = jobs.run(*command, "--skip-bad", "--resume", "--blocks", 1, 2, 1, 1, cwd=tmp_path, env=CPU)
+    assert deeper.code == 1
+    assert "50-1_4.ckpt is of another network; resume with the --blocks of the run that saved it" in deeper.output
     for part in ("Training", "Test"):
         shutil.rmtree(folder / part / "fruit_003")
     other = jobs.run(*command, "--skip-bad", "--resume", cwd=tmp_path, env=CPU)
@@ -178,7 +181,8 @@ def test_run_gpu_sh_in_the_foreground_with_msrun_and_sync_bn(cifar10, tmp_path):
 
 
 def test_run_gpu_sh_in_the_background_and_a_failing_rank(cifar10, tmp_path):
-    with jobs.Job("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--background", "--", *OPTIONS, cwd=tmp_path) as job:
+    with jobs.Job("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--background", "--", *OPTIONS, *jobs.SHALLOW,
+                  cwd=tmp_path) as job:
         job.wait_for("start training on CPU, 2 ranks, in the background, PID")
         assert job.process.wait(10) == 0
         pid = int((tmp_path / "device" / "train.pid").read_text())
@@ -190,8 +194,8 @@ def test_run_gpu_sh_in_the_background_and_a_failing_rank(cifar10, tmp_path):
         assert not jobs.marked(job.mark)
     check_run(tmp_path, 2)
     lesson = jobs.planted("resnet50_gpu", tmp_path, "resnet50_distributed_training_gpu.py", (
-        "    net = resnet50(num_classes=10)\n", "    if rank == 1:\n        raise ValueError('the planted error')\n"
-        "    net = resnet50(num_classes=10)\n"))
+        "    net = resnet50(",
+        "    if rank == 1:\n        raise ValueError('the planted error')\n    net = resnet50("))
     failed = jobs.run("bash", lesson / "run_gpu.sh", cifar10, 2, "--", *OPTIONS, cwd=tmp_path, timeout=200)
     assert failed.code == 1
     assert "rank 1 failed, exit code 1. The end of" in failed.output

@@ -91,8 +91,9 @@ def accumulate(lesson, cifar10, folder, micro_batches):
     """Two steps of two ranks with batches of 8; returns the parameters and all ranks' losses."""
     folder.mkdir()
     jobs.succeeded(jobs.run("bash", lesson / "run_grad_accumulation.sh", cifar10, 2, "--", "--image-size", 32,
-                            "--batch-size", 8, "--micro-batches", micro_batches, "--freeze-bn", "--epochs", 1,
-                            "--steps", 2, "--test-images", 3, "--ckpt-dir", "ck", cwd=folder, env=CPU, timeout=300))
+                            *jobs.SHALLOW, "--batch-size", 8, "--micro-batches", micro_batches, "--freeze-bn",
+                            "--epochs", 1, "--steps", 2, "--test-images", 3, "--ckpt-dir", "ck", cwd=folder, env=CPU,
+                            timeout=300))
     losses = [jobs.losses(folder / f"device{rank}" / f"train.log{rank}") for rank in range(2)]
     return check_equal_parameters([newest(folder / "ck", rank, 1) for rank in range(2)]), np.array(losses)
 
@@ -101,13 +102,13 @@ def check_same_step(accumulated, at_once):
     (ours, our_losses), (theirs, their_losses) = accumulated, at_once
     assert our_losses.shape == (2, 2), "a line a batch, on each rank"
     weights = [name for name in theirs if is_trained(name) and not name.startswith("sum")]
-    assert len(weights) > 2 * 161, "weights and momenta"
+    assert len(weights) >= 2 * 53, "weights and momenta"
     difference = max(np.abs(ours[name] - theirs[name]).max() for name in weights)
     assert difference < 1e-5, f"the weights differ by {difference}"
     assert np.allclose(our_losses, their_losses, atol=1e-5)
     for state in (ours, theirs):
         sums = [values for name, values in state.items() if name.startswith("sum")]
-        assert len(sums) == 161
+        assert len(sums) == 53
         assert not any(values.any() for values in sums), "gradients are left over"
 
 

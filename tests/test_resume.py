@@ -17,11 +17,11 @@ SAME = 1e-4
 
 
 def start(folder, cifar10, epochs, *more, lesson=LESSON, restarts=0):
-    """A job of two ranks with two steps an epoch and a checkpoint after each, as small as ResNet-50 gets."""
+    """A job of two ranks with two steps an epoch and a checkpoint after each, as small as the lesson's network gets."""
     folder.mkdir(exist_ok=True)
     return jobs.Job("bash", lesson / "run.sh", cifar10, 2, "--restarts", restarts, "--", "--image-size", 32,
-                    "--batch-size", 2, "--steps", 2, "--test-images", 0, "--lr", 0.001, "--epochs", epochs,
-                    "--ckpt-dir", "ck", *more, cwd=folder, env=CPU)
+                    *jobs.SHALLOW, "--batch-size", 2, "--steps", 2, "--test-images", 0, "--lr", 0.001,
+                    "--epochs", epochs, "--ckpt-dir", "ck", *more, cwd=folder, env=CPU)
 
 
 def losses_of(log):
@@ -95,25 +95,19 @@ def check_passes_over_torn_files(folder, cifar10, epochs, unbroken, lesson=LESSO
         check_goes_on(log, unbroken[rank])
 
 
-# ResNet-50 with one block a stage: it compiles in seconds, where 20 attempts with the whole network take 20 minutes.
-SMALLER = tuple((f"stage({blocks}, {channels},", f"stage(1, {channels},")
-                for blocks, channels in ((3, 64), (4, 256), (6, 512), (3, 1024)))
-
-
-@pytest.mark.parametrize(("kills", "changes"), [(3, ()), (20, SMALLER)], ids=["3 of ResNet-50", "20 of a smaller one"])
-def test_kills_and_torn_files_lose_nothing(kills, changes, cifar10, tmp_path):
+def test_kills_and_torn_files_lose_nothing(cifar10, tmp_path):
+    kills = 20
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
     epochs = 3 * kills + 2
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    lesson = jobs.planted("resnet50_ascend", tmp_path, "resnet.py", *changes)
-    with start(whole, cifar10, epochs, lesson=lesson) as job:
+    with start(whole, cifar10, epochs) as job:
         jobs.succeeded(job.finish(120 + 20 * epochs))
     unbroken = [losses_of(whole / f"device{rank}" / f"train.log{rank}") for rank in range(2)]
     assert [len(losses) for losses in unbroken] == [2 * epochs, 2 * epochs]
 
-    with start(broken, cifar10, epochs, restarts=kills, lesson=lesson) as job:
+    with start(broken, cifar10, epochs, restarts=kills) as job:
         for count in range(1, kills + 1):
             kill_a_rank(job, chance, count)
         result = jobs.succeeded(job.finish(240 * (kills + 2)))
@@ -128,8 +122,7 @@ def test_kills_and_torn_files_lose_nothing(kills, changes, cifar10, tmp_path):
     check_same_end((whole, broken), epochs)
     assert len(list(broken.glob("ck/ckpt_0/*.ckpt"))) == 3, "older ones are cleared away after a restart, too"
 
-    if not changes:
-        check_torn_files((whole, broken), cifar10, epochs, unbroken, chance)
+    check_torn_files((whole, broken), cifar10, epochs, unbroken, chance)
 
 
 def check_torn_files(folders, cifar10, epochs, unbroken, chance):
@@ -138,7 +131,7 @@ def check_torn_files(folders, cifar10, epochs, unbroken, chance):
     for rank in range(2):  # cut off where an entry ends, before the last one: MindSpore reads that without a word
         file = checkpoint(broken, rank, epochs)
         tear(file, file.read_bytes().rindex(b"\x0a\x09epoch_num") - 2)
-    assert len(jobs.parameters(file)) > 400
+    assert len(jobs.parameters(file)) > 100
     bug = jobs.planted("resnet50_ascend", broken, "load_whole.py", (
         'if parameters.pop("epoch_num", None) is None:', "if not parameters:"))
     with pytest.raises(AssertionError, match="a torn file was loaded"):

@@ -158,8 +158,8 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
 
 def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     table = write_table(tmp_path / "table.json", [("10.77.0.1", (0, 1)), ("10.77.0.2", (0, 1))])
-    options = ("--", "--image-size", 32, "--batch-size", 2, "--epochs", 1, "--steps", 2, "--test-images", 0,
-               "--ckpt-dir")
+    options = ("--", "--image-size", 32, *jobs.SHALLOW, "--batch-size", 2, "--epochs", 1, "--steps", 2,
+               "--test-images", 0, "--ckpt-dir")
     environment = {"DEVICE_TARGET": "CPU", "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
     cluster = ("bash", jobs.REPO / "run_cluster.sh", cifar10, table, 4)
     with both[1].job(*cluster, 2, *options, "two", cwd=tmp_path, env=environment) as second:

@@ -47,10 +47,13 @@ SUBSTITUTES = [
      r"echo 'not enough slots' >$SCRATCH/log; \1 $SCRATCH/log", "a log with a known message"),
 ]
 QUICK = [  # left out by --fix
-    (r"--steps 8 (.*)--test-images 1000", r"--steps 2 --batch-size 8 \1--test-images 100", "fewer images"),
+    (r"--steps 8 (.*)--test-images 1000", r"--steps 2 --batch-size 8 --blocks 1 1 1 1 \1--test-images 100",
+     "fewer images and layers"),
     (r"--rank-size 8 (tests/dry_run_scripts/semi_auto)", r"--rank-size 8 --ranks 0-1 \1", "two ranks of eight"),
-    (r"(run_gpu\.sh .*)--steps 4", r"\1--steps 2 --batch-size 4 --test-images 20", "fewer images"),
-    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --image-size 32 --test-size 32", "smaller"),
+    (r"(run_gpu\.sh .*)--steps 4", r"\1--steps 2 --batch-size 4 --blocks 1 1 1 1 --test-images 20",
+     "fewer images and layers"),
+    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 1 1 1 --image-size 32 --test-size 32",
+     "smaller"),
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
     (r"^(bash run\.sh \S+MNIST_Data 4|mpirun -n 4 .*train_ddp\.py)$", r"\1 @@--epochs 1 --steps 2", "fewer steps"),
     (r"(\.sh .*)@@", r"\1-- ", "the rest of the line above"),
@@ -64,7 +67,7 @@ PRINTED_BY = {
         "(sleep 5; for _ in {1..400}; do ! grep -q 'step: 3' device1/train.log1 || break; sleep 0.5; done; "
         "for process in /proc/[0-9]*; do "
         "[[ $(readlink $process/cwd) != $PWD/device1 ]] || kill -9 ${process#/proc/}; done) 2>/dev/null & "
-        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4",
+        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 1 1 1 1",
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
 RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_several_machines.py"}
