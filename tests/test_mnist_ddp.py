@@ -140,6 +140,8 @@ def test_the_evidence_catches_planted_bugs(change, caught_as, mnist, tmp_path):
 def test_a_killed_rank_ends_the_job_and_is_named(launcher, mnist, tmp_path):
     with jobs.Job("bash", LESSON / launcher, mnist, 2, "--", "--lr", 0.001, "--epochs", 500, cwd=tmp_path) as job:
         job.wait_for(r"\[rank 1\] epoch: 0, step: 20")
+        cores = [os.sched_getaffinity(job.rank_process(rank)) for rank in range(2)]
+        assert cores[0].isdisjoint(cores[1]) or len(os.sched_getaffinity(0)) == 1, "each rank takes its own cores"
         os.kill(job.rank_process(1), signal.SIGKILL)
         killed = time.monotonic()
         result = job.finish()
