@@ -121,15 +121,15 @@ def to_network_input(image_size):
             ds.vision.Normalize(MEAN, STD), ds.vision.HWC2CHW()]
 
 
-def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, seed=1):
-    """Make the training pipeline of a rank.
+def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, seed=1, steps=None):
+    """Make the training pipeline of a rank; steps: only so many batches of each epoch.
 
     Returns:
         A dataset of (image, label) batches: float32 (batch_size, 3, image_size, image_size); int32 (batch_size,).
         Per epoch all ranks shuffle alike and rank r takes the images r, r + rank_size, ... of that order.
     """
     ds.config.set_seed(seed)
-    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True,
+    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_samples=steps and steps * batch_size,
                                 num_shards=rank_size, shard_id=rank_id)  # distributed: this rank's share
     ds.config.set_seed(seed + rank_id)  # distributed: other random crops and flips on each rank
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
@@ -264,9 +264,9 @@ def test_train_cifar(argv=()):
     if rank == 0:  # distributed: one says it
         print(f"{args.train_images} training images, {args.test_images} test images", flush=True)
     images = args.batch_size // args.micro_batches  # MindSpore's steps are micro batches; ours, batches
-    dataset = create_dataset(args.data_path, images, rank, rank_size, args.image_size, args.seed)
-    steps = dataset.get_dataset_size() // args.micro_batches
-    steps = min(steps, args.steps or steps) * args.micro_batches
+    dataset = create_dataset(args.data_path, images, rank, rank_size, args.image_size, args.seed,
+                             args.steps and args.steps * args.micro_batches)
+    steps = dataset.get_dataset_size() // args.micro_batches * args.micro_batches
     dataset = dataset.take(steps)
     if steps == 0:
         sys.exit(f"the {args.train_images} training images are fewer than one step needs; use a smaller --batch-size")

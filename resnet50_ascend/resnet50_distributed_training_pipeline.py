@@ -127,15 +127,15 @@ def to_network_input(image_size):
             ds.vision.Normalize(MEAN, STD), ds.vision.HWC2CHW()]
 
 
-def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, seed=1):
-    """Make the training pipeline of a rank.
+def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, seed=1, steps=None):
+    """Make the training pipeline of a rank; steps: only so many batches of each epoch.
 
     Returns:
         A dataset of (image, label) batches: float32 (batch_size, 3, image_size, image_size); int32 (batch_size,).
         Per epoch all ranks shuffle alike and rank r takes the images r, r + rank_size, ... of that order.
     """
     ds.config.set_seed(seed)
-    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True,
+    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_samples=steps and steps * batch_size,
                                 num_shards=rank_size, shard_id=rank_id)  # distributed: this rank's share
     ds.config.set_seed(seed + rank_id)  # distributed: other random crops and flips on each rank
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
@@ -244,9 +244,7 @@ def test_train_cifar(argv=()):
         print(f"{args.train_images} training images", flush=True)
     ranks_a_stage = rank_size // args.stages  # distributed: rank r of each stage reads the same images: the first stage
     dataset = create_dataset(args.data_path, args.batch_size, rank % ranks_a_stage, ranks_a_stage,  # distributed: needs
-                             args.image_size, args.seed)  # distributed: the pictures, the last one the labels
-    if args.steps:
-        dataset = dataset.take(args.steps)
+                             args.image_size, args.seed, args.steps)  # distributed: pictures, the last one labels
     steps = dataset.get_dataset_size()
     if steps == 0:
         sys.exit(f"the {args.train_images} training images are fewer than one step needs; use a smaller --batch-size")
