@@ -101,7 +101,6 @@ if [[ -z "${RANK_TABLE_FILE:-}" ]]; then
         device_of[rank]="$rank"
     done
 fi
-MB_PER_RANK=1200 prepare_target "${!device_of[@]}"
 [[ -z "$non_sink" ]] || set -- "$@" --no-sink
 scheduler="" wanted_port="${MS_SCHED_PORT:-}"
 if [[ "$DEVICE_TARGET" != Ascend ]] && ((ranks > 1)); then
@@ -109,6 +108,7 @@ if [[ "$DEVICE_TARGET" != Ascend ]] && ((ranks > 1)); then
     choose_port
 fi
 RANK_SIZE="$ranks" check_data "${arguments[0]}" "$SCRIPT" "$@"
+MB_PER_RANK="$(mb_per_rank "$@")" prepare_target "${!device_of[@]}"
 
 # ------------------------------------------------------------------------------------------ start and watch
 for ((rank = 0; rank < ranks; rank++)); do

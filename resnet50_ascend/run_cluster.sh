@@ -57,9 +57,9 @@ done
 read_settings
 [[ "$DEVICE_TARGET" != Ascend ]] || server_is_here "${server_of[first]}" ||
     die "the ranks from $first on belong to server ${server_of[first]}, which is no address of this machine; start them there"
-MB_PER_RANK=1200 prepare_target "${mine[@]}"
 [[ "$DEVICE_TARGET" == Ascend ]] || ((first > 0)) || choose_port 28117
 check_data "${arguments[0]}" "$SCRIPT" "$@"
+MB_PER_RANK="$(mb_per_rank "$@")" prepare_target "${mine[@]}"
 
 # ------------------------------------------------------------------------------------------ start and watch
 folders=()

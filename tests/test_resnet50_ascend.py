@@ -347,6 +347,8 @@ def test_bad_data_options_and_memory(cifar10, tmp_path):
     (tmp_path / "ck" / "ckpt_0" / "auto_parallel-1_4.ckpt").touch()
     assert "holds checkpoints of an earlier run" in refused(RUN, cifar10, 2, "--", "--ckpt-dir", "ck", cwd=tmp_path,
                                                             env=CPU)
+    output = refused(RUN, cifar10, 999, "--", "--batch-size", 8, "--image-size=112", cwd=tmp_path, env=CPU)
+    assert "999 ranks need about 1408590 MB of memory (1410 MB each), " in output, "more with larger pictures"
     assert "9999 ranks need about" in refused(shutil.copytree(LESSON, tmp_path / "alone") / "run.sh", cifar10, 9999,
                                               cwd=tmp_path, env=CPU)
 

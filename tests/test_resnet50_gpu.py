@@ -245,7 +245,9 @@ def test_cards_are_checked_before_the_start(ranks, env, sentence, cifar10, tmp_p
 def test_bad_arguments_of_run_gpu_sh(cifar10, tmp_path):
     for arguments, sentence in ((["nowhere", 2], "the data folder nowhere does not exist"),
                                 ([cifar10, 2, "--launcher"], "--launcher is ''; write mpirun or msrun"),
-                                ([cifar10, 2, "--lr", 1], "go after --"), ([], "it takes DATA_PATH and N")):
+                                ([cifar10, 2, "--lr", 1], "go after --"),
+                                ([cifar10, 1, "--", "--image-size", 9999], "(6719856 MB each)"),
+                                ([], "it takes DATA_PATH and N")):
         result = jobs.run("bash", LESSON / "run_gpu.sh", *arguments, cwd=tmp_path)
         assert result.code == 2, result.output
         assert sentence in result.output

@@ -65,7 +65,7 @@ def check_same_end(folders, epochs):
 def kill_a_rank(job, chance, count):
     """Kill one of the two ranks some time after a random step of a job's attempt number `count`, from 1."""
     steps = chance.randint(3, 5) if count == 1 else chance.randint(1, 4)  # after 3 the first epoch is saved
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + jobs.PATIENCE * 200
     attempt = ""
     while len(re.findall(r"epoch: \d+ step: ", attempt)) < steps:
         assert job.process.poll() is None, job.output()
