@@ -208,10 +208,10 @@ def resume(train_network, folder, rank_size, epochs, required):
 
     If there is none, returns 0, or ends the process if one is required.
     """
-    saved_by = 1 + max(int(name[5:]) for name in os.listdir(folder.parent) if re.fullmatch(r"ckpt_\d+", name))
-    if required and saved_by > rank_size:  # distributed: other shards, and on cards perhaps other slices
-        sys.exit(f"{folder.parent} holds checkpoints of {saved_by} ranks, and these are {rank_size}; "  # distributed:
-                 f"resume with {saved_by} ranks, or choose another --ckpt-dir")  # distributed:
+    ranks = [int(name[5:]) for name in os.listdir(folder.parent) if re.fullmatch(r"ckpt_\d+", name)]  # distributed:
+    if required and max(ranks) >= rank_size:  # distributed: other shards, and on cards perhaps other slices
+        sys.exit(f"{folder.parent} holds checkpoints of {max(ranks) + 1} ranks, these are {rank_size}; "  # distributed:
+                 f"resume with {max(ranks) + 1} ranks, or choose another --ckpt-dir")  # distributed:
     file_of = {int(re.search(r"-(\d+)_\d+\.ckpt$", file.name).group(1)): file
                for file in sorted(folder.glob("*-*_*.ckpt"), key=lambda file: file.stat().st_mtime)}
     whole = [epoch in file_of and bool(load_whole(file_of[epoch])) for epoch in range(epochs + 1)]
