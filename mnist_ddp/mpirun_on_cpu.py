@@ -19,11 +19,12 @@ os.environ.setdefault("GLOG_v", "3")  # before mindspore is imported: its log sh
 
 _scheduler_pid = None
 _joined = False
+_show_error = sys.excepthook
 
 
 def _end_at_an_error(kind, error, trace):
     """Show an error that nobody caught, and end: MindSpore's clean-up would keep mpirun waiting, often for seconds."""
-    sys.__excepthook__(kind, error, trace)
+    _show_error(kind, error, trace)
     if _joined:
         sys.stdout.flush()
         sys.stderr.flush()
