@@ -4,6 +4,8 @@
 
 SELF="${0##*/}"
 HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source-path=SCRIPTDIR source=memory.sh
+source "$HERE/memory.sh"
 export LAUNCH_DIR="$PWD"      # ranks run in folders of their own; a relative --ckpt-dir means this one
 export GLOG_v="${GLOG_v:-3}"  # MindSpore's own log: errors only; 2 adds warnings, 1 information
 
@@ -169,23 +171,6 @@ the other one, or start both with --privileged"
 for server in json.load(open(sys.argv[1]))["server_list"]:
     for device in server["device"] if server["server_id"] == sys.argv[2] else []:
         print(device["device_id"], device.get("device_ip", ""))' "$RANK_TABLE_FILE" "${server_of[$1]}")
-}
-
-# mb_per_rank OPTION...: the memory in MB that a rank takes on CPU with these options of the script; measured were 1,200
-# with small pictures and 4,600 with the defaults, and what is above 1,200 grows with the pixels of a batch.
-mb_per_rank() {
-    local image=224 batch=32
-    while (($# > 0)); do
-        case "$1" in
-            --image-size) image="${2:-}" ;;
-            --image-size=*) image="${1#*=}" ;;
-            --batch-size) batch="${2:-}" ;;
-            --batch-size=*) batch="${1#*=}" ;;
-        esac
-        shift
-    done
-    [[ "$image,$batch" =~ ^[1-9][0-9]{0,4},[1-9][0-9]{0,4}$ ]] || image=0 batch=0 # the script will refuse it
-    echo $((1200 + image * image * batch * 21 / 10000))
 }
 
 # prepare_target RANK...: what the ranks of this machine need on their kind of device, before any of them starts.

@@ -13,6 +13,8 @@ export MB_PER_RANK=1200 # what one rank takes at least
 export LAUNCH_DIR="$PWD" # ranks run in device/; a relative --ckpt-dir means this folder
 # shellcheck source-path=SCRIPTDIR source=launch_common.sh
 source "$HERE/launch_common.sh"
+# shellcheck source-path=SCRIPTDIR source=memory.sh
+source "$HERE/memory.sh"
 
 usage="usage: bash run_gpu.sh DATA_PATH [N] [--launcher mpirun|msrun] [--background] [-- options of ${SCRIPT##*/}]"
 arguments=() launcher=mpirun background=""
@@ -28,23 +30,6 @@ while (($# > 0)) && [[ "$1" != -- ]]; do
     shift
 done
 (($# == 0)) || shift # the --
-
-# mb_per_rank OPTION...: the memory in MB that a rank takes on CPU with these options of the script; measured were 1,200
-# with small pictures and 4,600 with the defaults, and what is above 1,200 grows with the pixels of a batch.
-mb_per_rank() {
-    local image=224 batch=32
-    while (($# > 0)); do
-        case "$1" in
-            --image-size) image="${2:-}" ;;
-            --image-size=*) image="${1#*=}" ;;
-            --batch-size) batch="${2:-}" ;;
-            --batch-size=*) batch="${1#*=}" ;;
-        esac
-        shift
-    done
-    [[ "$image,$batch" =~ ^[1-9][0-9]{0,4},[1-9][0-9]{0,4}$ ]] || image=0 batch=0 # the script will refuse it
-    echo $((1200 + image * image * batch * 21 / 10000))
-}
 
 # choose_cards: what the ranks will run on, DEVICE_TARGET, and which cards are visible to them.
 choose_cards() {
