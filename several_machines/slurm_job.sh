@@ -3,8 +3,9 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
-# A Slurm job for several machines. Not tried on a Slurm cluster, only with stand-ins for srun and scontrol.
-#     cd mnist_ddp && sbatch slurm_job.sh DATA_PATH [RANKS_PER_MACHINE [msrun|mpirun]]
+# A Slurm job for several machines: it starts the launchers of the folder where it is submitted. Not tried on a Slurm
+# cluster, only with stand-ins for srun and scontrol.
+#     cd mnist_ddp && sbatch ../several_machines/slurm_job.sh DATA_PATH [RANKS_PER_MACHINE [msrun|mpirun]]
 # RANKS_PER_MACHINE is the number of cards of a machine (8). msrun (the default) is started on each machine by srun and
 # needs neither Open MPI nor ssh; mpirun gets a hostfile of the machines that Slurm gave, and needs ssh between them.
 set -euo pipefail
