@@ -174,13 +174,14 @@ def parameters(checkpoint):
     """The parameters of a checkpoint: {name: float64 array}."""
     code = ("import sys, numpy\n"
             "from pathlib import Path\n"
-            "from load_whole import load\n"
+            "from checkpoints import load\n"
             "loaded = load(Path(sys.argv[1]))\n"
+            "loaded.pop('rank_size', None)\n"
             "numpy.savez(sys.argv[2], **{name: value.asnumpy() for name, value in loaded.items()})\n")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "parameters.npz"
         subprocess.run([PYTHON, "-c", code, str(checkpoint), str(target)], check=True, capture_output=True,
-                       env={**os.environ, "PYTHONPATH": str(REPO / "resnet50_ascend")})
+                       env={**os.environ, "PYTHONPATH": str(REPO / "checkpoints")})
         with np.load(target) as loaded:
             assert loaded.files, f"{checkpoint} holds no parameter"
             return {name: loaded[name].astype(np.float64) for name in loaded.files}
