@@ -118,16 +118,17 @@ class Job:
         raise AssertionError(f"{pattern!r} was not printed within {PATIENCE * timeout} s:\n{self.output()}")
 
     def rank_process(self, rank, timeout=20):
-        """The process id of a rank, by the number that its launcher gave it; waits until it is there."""
-        of_rank = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "MS_NODE_ID")}
+        """The process id of a rank's script, by the number that its launcher gave it; waits until it is there."""
         deadline = time.monotonic() + PATIENCE * timeout
         while time.monotonic() < deadline:
             for pid in marked(self.mark):
-                # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too, and
-                # so have the launcher's own helpers (tail, sleep) that it started after the ranks.
-                if (of_rank & environment_of(pid) and not of_rank & environment_of(parent_of(pid))
-                        and b"python" in command_of(pid)):
-                    return pid
+                # A rank's children (the scheduler of rank 0, workers of a data set) have its environment, too. ranks.py
+                # marks the script's process; without it, mpirun and msrun do.
+                for name in ("RANKS_RANK", "OMPI_COMM_WORLD_RANK", "MS_NODE_ID"):
+                    of_rank = f"{name}={rank}".encode()
+                    if (of_rank in environment_of(pid) and of_rank not in environment_of(parent_of(pid))
+                            and b"python" in command_of(pid) and b"--agent" not in command_of(pid)):
+                        return pid
             time.sleep(0.1)
         raise AssertionError(f"no process of rank {rank} runs:\n{self.output()}")
 
