@@ -1,9 +1,11 @@
-"""What ranks.py does on several machines: mpirun's --hosts and --hostfile, msrun's --nodes.
+"""What ranks.py does on several machines. Not needed to understand a lesson: skip it.
 
-Not needed to understand a lesson: skip it. ranks.py loads it from here when it is asked for several
-machines; the functions take ranks.py's options and raise ValueError for what cannot be started.
+ranks.py loads this file where the folder lies beside a lesson's: add_options() when it reads its
+options, prepare() before the start, blame() after a failure. mpirun starts all ranks from one
+machine (--hosts, --hostfile); msrun is started on each machine (--nodes).
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -15,37 +17,87 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import check_hosts  # noqa: E402  # beside this file
 
 # mpirun hands no variable to other machines by itself.
-HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR)$|"
-                       "(RANKS|MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
+HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|BIND_RANKS)$|"
+                       "(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
+
+
+def add_options(parser):
+    """The options of ranks.py that several machines need."""
+    parser.add_argument("--hosts", action=Machines, metavar="HOST:SLOTS,...",
+                        help="with mpirun: the machines, and the cards or processes of each")
+    parser.add_argument("--hostfile", action=Machines, metavar="FILE",
+                        help="with mpirun: the same in a file, lines of HOST slots=NUMBER")
+    parser.add_argument("--interface", metavar="NAME", help="network that the ranks will use")
+    parser.add_argument("--nodes", metavar="K", default="1",
+                        help="with msrun, typed on each of K machines: all machines")
+    parser.add_argument("--node-rank", metavar="R", default="", help="0 to K-1: this machine")
+    parser.add_argument("--master-addr", metavar="ADDRESS", help="of the machine with R = 0")
+    parser.add_argument("--master-port", metavar="PORT", default="", help="a free port there")
+    parser.add_argument("--wait", metavar="SECONDS", default="120", nargs="?", const="",
+                        help="how long the machines wait for each other to start (120)")
+    parser.set_defaults(machines=[])
+
+
+class Machines(argparse.Action):
+    """Reads --hosts or --hostfile; without a number of ranks (-n "") all slots are used."""
+
+    def __call__(self, parser, args, value, option=None):
+        try:
+            args.machines = check_hosts.read_hosts(*(
+                (value, None) if self.dest == "hosts" else (None, value)))
+        except ValueError as error:
+            parser.error(str(error))
+        args.n = args.n or str(sum(slots for _, slots in args.machines))
+        setattr(args, self.dest, value)
+
+
+def prepare(args, ranks):
+    """Check this machine and the others; raises ranks.BadInput for what cannot be started."""
+    if not re.fullmatch(r"[1-9]\d{0,4}", args.wait):
+        raise ranks.BadInput(f"--wait must be a whole number of seconds, not '{args.wait}'")
+    if not re.fullmatch(r"[1-9]\d{0,3}", args.nodes):
+        raise ranks.BadInput(f"--nodes must be a whole number from 1, not '{args.nodes}'")
+    if args.machines:
+        prepare_mpirun(args, ranks)
+    elif args.nodes != "1":
+        prepare_msrun(args, ranks)
+
+
+def check_script(args, ranks):
+    """The script's own check, now: what is wrong here need not be looked for elsewhere."""
+    if args.check:
+        ranks.check_script(args)
+        args.check = False
 
 
 # ---------------------------------------------------------------------------------------- mpirun
-def check_machines(args):
-    """Check all machines before mpirun starts; fills args.n and args.machines, one name a rank.
-
-    Returns:
-        The address of this machine, by which the ranks' agents reach ranks.py.
-    """
-    hosts = check_hosts.read_hosts(args.hosts, args.hostfile)
-    hosts.sort(key=lambda host: not check_hosts.is_here(host[0]))  # mpirun begins with its own
-    args.n = args.n or sum(slots for _, slots in hosts)
-    mpirun, folder = shutil.which("mpirun"), os.path.dirname(os.path.abspath(args.script))
-    if re.search(r"\s", f"{mpirun}{folder}"):
-        raise ValueError("Open MPI starts nothing on other machines from a path with a space "
-                         f"({mpirun}, {folder}); move the environment or this folder, or use "
-                         "run_msrun.sh --nodes")
+def prepare_mpirun(args, ranks):
+    """Check all machines in one table; tell ranks.py how mpirun reaches them."""
+    mpirun, folder = shutil.which("mpirun"), os.path.dirname(args.script)
+    if re.search(r"\s", mpirun + folder):
+        raise ranks.BadInput("Open MPI starts nothing on other machines from a path with a space "
+                             f"({mpirun}, {folder}); move the environment or this folder, or use "
+                             "run_msrun.sh --nodes")
+    check_script(args, ranks)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
+    # mpirun begins with the machine it runs on.
+    hosts = sorted(args.machines, key=lambda host: not check_hosts.is_here(host[0]))
     address, port = check_hosts.check_all(hosts, args.n, folder, data, mpirun, args.interface)
-    args.machines = [host for host, slots in hosts for _ in range(slots)][:args.n]
+    machine_of = [host for host, slots in hosts for _ in range(slots)][:args.n]
+    args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
+    args.local = range(machine_of.count(machine_of[0]))
+    args.address = own_address(address, args.interface)
     if args.target == "CPU":
         os.environ.update(MS_SCHED_HOST=address, MS_SCHED_PORT=str(port))
-        most = max(args.machines.count(host) for host in args.machines)
-        share = max(1, len(os.sched_getaffinity(0)) // most)
-        os.environ.setdefault("OMP_NUM_THREADS", str(share))
+        share = len(os.sched_getaffinity(0)) // max(map(machine_of.count, machine_of))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     if args.interface:
         os.environ.update(NCCL_SOCKET_IFNAME=args.interface, HCCL_SOCKET_IFNAME=args.interface)
-    return own_address(address, args.interface)
+    args.command = mpirun_options(args)
+    for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
+        if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not ranks.OWN_VARIABLES.match(name):
+            args.command += ["-x", name]
 
 
 def own_address(other, interface):
@@ -60,6 +112,8 @@ def own_address(other, interface):
 def mpirun_options(args):
     """The options of mpirun that several machines need."""
     options = ["-H", args.hosts] if args.hosts else ["--hostfile", args.hostfile]
+    # The same Open MPI on all machines, though it is on no PATH there.
+    options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
     # If the network fails, ssh notices on this side, and Open MPI's daemon on the other; else both
     # would wait for minutes, and the ranks there would run on.
     ssh = os.getenv("SSH", "ssh") + " -x -o BatchMode=yes -o ConnectTimeout=8"
@@ -71,91 +125,110 @@ def mpirun_options(args):
         settings.update(oob_tcp_if_include=args.interface, btl_tcp_if_include=args.interface)
     for name, value in settings.items():
         options += ["-mca", name, str(value)]
-    for name in os.environ:
-        options += ["-x", name] if HANDED_ON.match(name) else []
     return options
 
 
 # ----------------------------------------------------------------------------------------- msrun
-def check_place(args):
-    """Is this the machine that --node-rank says it is, and can the ranks meet? Fills args.local."""
-    if not re.fullmatch(r"[1-9]\d{0,3}", args.nodes):
-        raise ValueError(f"--nodes must be a whole number from 1, not '{args.nodes}'")
-    nodes = int(args.nodes)
+def prepare_msrun(args, ranks):
+    """Is this the machine that --node-rank says it is, and can the ranks meet? Then msrun's options."""
+    nodes, address = int(args.nodes), args.master_addr
     if args.n % nodes:
-        raise ValueError(f"{args.n} processes cannot be shared equally by {nodes} machines")
-    if not re.fullmatch(r"[1-9]\d{0,4}", args.wait):
-        raise ValueError(f"--wait must be a whole number of seconds, not '{args.wait}'")
+        raise ranks.BadInput(f"{args.n} processes cannot be shared equally by {nodes} machines")
     if not re.fullmatch(r"0|[1-9]\d{0,3}", args.node_rank) or int(args.node_rank) >= nodes:
-        raise ValueError(f"--node-rank must be 0 to {nodes - 1}, not '{args.node_rank}'")
-    if not args.master_addr:
-        raise ValueError(f"--nodes {nodes} needs --master-addr, the address of the machine with "
-                         "--node-rank 0")
+        raise ranks.BadInput(f"--node-rank must be 0 to {nodes - 1}, not '{args.node_rank}'")
+    if not address:
+        raise ranks.BadInput(f"--nodes {nodes} needs --master-addr, the address of the machine with "
+                             "--node-rank 0")
     if not re.fullmatch(r"[1-9]\d{0,4}", args.master_port):
-        raise ValueError(f"--nodes {nodes} needs --master-port, a free port, not "
-                         f"'{args.master_port}'")
-    if not check_hosts.address_of(args.master_addr):
-        raise ValueError(f"--master-addr {args.master_addr} has no address; correct the name, or "
-                         "add it to /etc/hosts")
-    here = check_hosts.is_here(args.master_addr)
+        raise ranks.BadInput(f"--nodes {nodes} needs --master-port, a free port, not "
+                             f"'{args.master_port}'")
+    check_script(args, ranks)
+    if not check_hosts.address_of(address):
+        raise ranks.BadInput(f"--master-addr {address} has no address; correct the name, or add it "
+                             "to /etc/hosts")
+    here = check_hosts.is_here(address)
     if here and args.node_rank != "0":
-        raise ValueError(f"{args.master_addr} is an address of this machine, so it is --node-rank "
-                         f"0, not {args.node_rank}")
+        raise ranks.BadInput(f"{address} is an address of this machine, so it is --node-rank 0, not "
+                             f"{args.node_rank}")
     if not here and args.node_rank == "0":
-        raise ValueError(f"{args.master_addr} is no address of this machine; --node-rank 0 belongs "
-                         "on the machine that has it")
+        raise ranks.BadInput(f"{address} is no address of this machine; --node-rank 0 belongs on "
+                             "the machine that has it")
     if here:
         try:
-            socket.create_server((args.master_addr, int(args.master_port))).close()
-        except OSError as error:
-            raise ValueError(f"port {args.master_port} of {args.master_addr} is taken; choose "
-                             "another --master-port, the same on all machines") from error
-    here = args.n // nodes
-    first = int(args.node_rank) * here
-    args.local = list(range(first, first + here))
+            socket.create_server((address, int(args.master_port))).close()
+        except (OSError, OverflowError):
+            raise ranks.BadInput(f"port {args.master_port} of {address} is taken; choose another "
+                                 "--master-port, the same on all machines") from None
     # How soon a machine that is gone is noticed; MindSpore's own 30 s would make it twice as long.
     for name, seconds in (("MS_NODE_TIMEOUT", 10), ("MS_HEARTBEAT_RETRY_TIMEOUT", 5),
-                          ("MS_RECEIVE_MSG_TIMEOUT", 5), ("MS_CPU_COMM_OP_TIMEOUT", 300)):
+                          ("MS_RECEIVE_MSG_TIMEOUT", 5)):
         os.environ.setdefault(name, str(seconds))
+    if not here:
+        await_master(args)
+    first = args.n // nodes * int(args.node_rank)
+    args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{args.node_rank}"
+    args.command = [f"--node_rank={args.node_rank}", f"--master_addr={address}",
+                    f"--master_port={args.master_port}", f"--cluster_time_out={args.wait}"]
 
 
 def await_master(args):
-    """Wait for the scheduler of the first machine; returns "", or why the ranks cannot start."""
+    """Wait for the scheduler of the first machine; end with exit code 1 where it does not come."""
+    address, port = args.master_addr, int(args.master_port)
     deadline = time.monotonic() + int(args.wait)
-    while True:
+    while time.monotonic() < deadline:
         with socket.socket() as probe:
             probe.settimeout(2)
-            if probe.connect_ex((args.master_addr, int(args.master_port))) == 0:
-                return ""
-        if time.monotonic() > deadline:
-            return (f"no scheduler at {args.master_addr}:{args.master_port} after {args.wait} s; "
-                    f"start run_msrun.sh with --node-rank 0 on {args.master_addr}, and let its "
-                    "firewall pass that port")
+            if probe.connect_ex((address, port)) == 0:
+                return
         time.sleep(0.5)
+    print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} with "
+          f"--node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
+    sys.exit(1)
 
 
-def blame_others(args, code, scheduler_log, lines):
-    """Where the ranks here failed because of another machine, the sentence that says so, else "".
+# -------------------------------------------------------------------------------- after a failure
+def blame(args, job, code, rank):
+    """The sentence that names another machine as the cause of a failure; None if it was none."""
+    if args.machines:
+        return blame_connection(args, job, code)
+    return blame_others(args, job, code, rank) if args.nodes != "1" else None
 
-    Args:
-        code: exit code of the first rank that failed here.
-        scheduler_log: msrun's, on the first machine.
-        lines: what the ranks here printed last.
-    """
-    reason, local = "", len(args.local)
-    log = scheduler_log.read_text(errors="replace") if scheduler_log.exists() else ""
-    gone = sorted({int(rank) for rank in re.findall(r"The node: (\d+) is timed out", log)})
+
+def blame_connection(args, job, code):
+    """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
+    with open(job.log, errors="replace") as log:
+        found = re.search(r"^Timeout, server (\S+) not responding|Remote daemon: .* on node (\S+)",
+                          log.read(), re.MULTILINE)
+    silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
+    lost = found.group(1) or found.group(2) if found else None
+    if silent and not lost:
+        lost = args.machine_of[silent[0]]
+    if not lost:
+        return None
+    there = [str(rank) for rank, machine in enumerate(args.machine_of) if machine == lost]
+    return (f"the connection to {lost} was lost, with rank {' '.join(there)}; exit code {code}. Is "
+            "it on, is its network up?")
+
+
+def blame_others(args, job, code, rank):
+    """With msrun: ranks of other machines that failed, or machines that did not start."""
+    log, reason = os.path.join(args.logs, "scheduler.log"), None
+    text = ""
+    if os.path.exists(log):
+        with open(log, errors="replace") as file:
+            text = file.read()
+    gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", text))))
+    said = [line for each in job.ranks.values() for line in each["lines"]]
     if code == 143 and gone:  # MindSpore ends ranks by signal 15 when others are gone
-        names = ", ".join(f"rank {rank} on machine {rank // local}" for rank in gone)
+        names = ", ".join(f"rank {number} on machine {number // len(args.local)}" for number in gone)
         reason = f"no answer any more from {names}: it failed, or its network did"
     elif code == 143:
-        reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or "
-                  "the network did")
-    elif "processes in the cluster are not successfully spawned" in "\n".join(lines):
-        reason = (f"not all machines have joined within {args.wait} s (--wait): start run_msrun.sh "
-                  f"on machines 0 to {int(args.nodes) - 1}")
-    if reason:
-        reason += (f". So the ranks of machine {args.node_rank}, {args.local[0]} to "
-                   f"{args.local[-1]}, were ended, exit code {code}. Machine R is the one with "
-                   "--node-rank R; look at the logs there")
-    return reason
+        reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or the "
+                  "network did")
+    elif "processes in the cluster are not successfully spawned" in "\n".join(said):
+        reason = (f"not all machines have joined within {args.wait} s (--wait): start {args.name} on "
+                  f"machines 0 to {int(args.nodes) - 1}")
+    return reason and (
+        f"{reason}. So the ranks of machine {args.node_rank}, {args.local[0]} to {args.local[-1]}, "
+        f"were ended, exit code {code}. Machine R is the one with --node-rank R; look at the logs "
+        "there")

@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ import hosts  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 LESSON = jobs.REPO / "mnist_ddp"
+TOOLS = jobs.REPO / "several_machines"
 ENDLESS = ("--", "--lr", 0.001, "--epochs", 500)
 NOTICED = 30  # seconds within which both sides must have ended; with MindSpore's own settings it takes longer
 
@@ -44,9 +46,9 @@ def on_one_host(mnist, tmp_path_factory):
     else:
         jobs.succeeded(jobs.run("bash", LESSON / "run.sh", mnist, 4, "--", *OPTIONS, cwd=folder, timeout=300))
         (folder / "done").touch()
-    before, trained = (jobs.parameters(folder / "ckpt" / "rank_0" / f"epoch_{epoch}.ckpt") for epoch in (0, 1))
+    trained = jobs.parameters(folder / "ckpt" / "rank_0.ckpt")
     with pytest.raises(AssertionError, match="train something else"):  # a difference would be seen
-        check_same(before, trained)
+        check_same({**trained, "network.dense_relu_sequential.0.weight": 0}, trained)
     return trained
 
 
@@ -54,7 +56,7 @@ def on_one_host(mnist, tmp_path_factory):
 def _paths_that_open_mpi_takes(request):
     """Open MPI does not quote the paths that it hands to ssh; the launchers refuse those, see the last test."""
     spaces = " " in f"{jobs.REPO}{jobs.PYTHON}"
-    if spaces and any(name in request.node.name for name in ("test_mpirun_", "test_watched_ssh")):
+    if spaces and "_mpi" in request.node.name:
         pytest.skip("Open MPI starts nothing on other machines from a path with a space")
 
 
@@ -84,6 +86,12 @@ def write(path, text):
     return path
 
 
+def copy_of_the_lesson(folder, script="run.sh", *changes):
+    """A copy of mnist_ddp with planted changes, and several_machines beside it."""
+    (folder / "several_machines").symlink_to(TOOLS)
+    return jobs.planted("mnist_ddp", folder, script, *changes)
+
+
 # ----------------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("script", ["run_mpirun_1.sh", "run_mpirun_2.sh"])
 def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
@@ -93,9 +101,9 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
     else:  # from the second host, which then has rank 0; the other host's rank 3 comes to its end late
         start, others, where = both[1], both[0], ("host file", mnist, 4)
         write(tmp_path / "host file", "# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
-        lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nmpirun_on_cpu.leave_ranks()", (
+        lesson = copy_of_the_lesson(tmp_path, "train_ddp.py", ("\nranks.leave()", (
             "\nprint('rank', rank, 'leaves', flush=True)\n__import__('time').sleep(8 if rank == 3 else 0)"
-            "\nmpirun_on_cpu.leave_ranks()")))
+            "\nranks.leave()")))
     with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
         job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(start), ranks_on(others)) == ({0, 1}, {2, 3})
@@ -131,12 +139,10 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    # The job's own options of the training cannot be given: a copy of the lesson has the test's as its defaults.
-    lesson = jobs.planted("mnist_ddp", tmp_path, "slurm_job.sh", (
-        "$((20000 + SLURM_JOB_ID % 10000))", "$((20000 + SLURM_JOB_ID % 10000)) -- " + " ".join(map(str, OPTIONS))))
+    lesson = copy_of_the_lesson(tmp_path)  # it is where the job is submitted, so its logs are there
     slurm = {"SLURM_SUBMIT_DIR": str(lesson), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_JOB_ID": "4711", "PATH": f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"}
-    with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, cwd=tmp_path, env=slurm) as job:
+    with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "msrun", "--", *OPTIONS, cwd=tmp_path, env=slurm) as job:
         job.wait_for(r"rank 3\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
         result = job.finish(300)
@@ -149,7 +155,7 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
 
     # The other way: mpirun gets its machines as a hostfile; here it only checks them, for one of them is unknown.
     (tools / "scontrol").write_text("#!/bin/bash\nprintf 'node1\\nnode9\\n'\n")
-    with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
+    with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
         refused = job.finish(60)
     assert refused.code == 2
     assert "node9: ssh failed (ssh: Could not resolve hostname node9" in refused.output
@@ -234,25 +240,29 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
         assert jobs.marked(job.mark) == []
 
 
-def test_watched_ssh_ends_both_sides_when_the_link_is_down(both, tmp_path):
-    """Even with output under way, which plain ssh, and mpirun with it, survives on the far side for 15 minutes."""
+def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
+    """With the options that hosts.py gives, and no rank of a lesson yet, whose agent would notice, too."""
     first, second = both
-    endless = "while sleep 0.1; do echo {}; done"
-    watched = endless.format("watched").split()
-    with first.job("bash", LESSON / "watched_ssh.sh", "node2", "exit 3", cwd=tmp_path) as job:
+    code = ("import argparse, os, sys, hosts\n"
+            "options = hosts.mpirun_options(argparse.Namespace(hosts='node2:1', hostfile=None, interface='eth0'))\n"
+            "os.execvp('mpirun', ['mpirun', '--allow-run-as-root', *options, *sys.argv[1:]])\n")
+    endless = "echo {0} runs; while sleep 0.1; do : {0}; done"
+    with first.job(jobs.PYTHON, "-c", code, "bash", "-c", "exit 3", cwd=tmp_path, env={"PYTHONPATH": TOOLS}) as job:
         assert job.finish(20).code == 3
-    with first.job("bash", LESSON / "watched_ssh.sh", "node2", *watched, cwd=tmp_path) as job, \
+    with first.job(jobs.PYTHON, "-c", code, "bash", "-c", endless.format("watched"), cwd=tmp_path,
+                   env={"PYTHONPATH": TOOLS}) as job, \
             first.job("bash", "-c", f"$SSH node2 '{endless.format('plain')}'", cwd=tmp_path) as plain:
-        for each in (job, plain):
-            each.wait_for("watched|plain")
+        job.wait_for("watched runs")
+        plain.wait_for("plain runs")
         with second.link_down():
             result = job.finish(NOTICED)
-            assert result.code == 255
+            assert result.code not in (0, 3)
             assert "Timeout, server node2 not responding" in result.output
             deadline = time.monotonic() + 20
             while "watched" in str(second.processes()) and time.monotonic() < deadline:
                 time.sleep(0.2)
             assert "watched" not in str(second.processes())
+            assert "orted" not in str(second.processes())
             assert "plain" in str(second.processes()), "plain ssh leaves it there: or this test tests nothing"
     nothing_left(both)
 
@@ -342,14 +352,14 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
     table = [line.split() for line in output.splitlines() if line.startswith(("node", "10.77.0.9 "))]
     here = importlib.metadata.version("mindspore")
     python = platform.python_version()
-    assert table[0][:8] == ["node1", "2", "ok", python, here, "4.1.8", "ok", "5000"]
+    assert table[0][:8] == ["node1", "2", "ok", python, here, "4.1.8", "ok", "ok"]
     assert table[0][-2:] == ["port", "28122!"]
     assert table[1][:8] == ["node2", "2", "ok", python, "2.9.9!", "4.1.8", "ok", "none!"]
     assert table[2] == ["10.77.0.9", "2", "failed!"]
     for sentence in ("7 ranks need 7 slots, the machines have 6",
                      "node1: port 28122 is taken there; set MS_SCHED_PORT",
                      f"node2: MindSpore is 2.9.9 there, {here} here; install the same version",
-                     f"node2: {mnist} has no file train-images-idx3-ubyte",
+                     f"node2: {mnist} has no file t10k-images-idx3-ubyte; copy the data there or share the folder",
                      "10.77.0.9: ssh failed (ssh: connect to host 10.77.0.9 port 22: Connection timed out); it does"):
         assert sentence in output
     assert len(re.findall("^check_hosts.py: ", output, re.MULTILINE)) == 5
@@ -382,11 +392,14 @@ Host no-key unknown no-server
 def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     first, second = both
     (tmp_path / "other").mkdir()
-    no_program = write(tmp_path / "watched_ssh.sh", "")
-    with second.instead(LESSON, tmp_path / "other"), first.instead(LESSON / "watched_ssh.sh", no_program):
+    other_data = tmp_path / "other data"
+    shutil.copytree(mnist, other_data)
+    with (other_data / "train-labels-idx1-ubyte").open("ab") as file:
+        file.write(b"more")
+    with second.instead(LESSON, tmp_path / "other"), second.instead(mnist, other_data):
         output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
     assert f"node2: {LESSON} does not hold the same scripts there as here; copy the folder" in output
-    assert f"node1: {LESSON / 'watched_ssh.sh'} may not be executed there: chmod +x" in output
+    assert re.search(rf"node2: {mnist}/train-labels-idx1-ubyte has \d+ bytes there, \d+ here; copy it again", output)
     for host in ("node1", "node2"):
         assert f"{host}: it has no network interface eth7; it has lo eth0" in output
     output = refused(first, "-H", "node2:2,10.77.0.2:2", mnist, cwd=tmp_path)
@@ -397,18 +410,17 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
 
 def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     """What cannot be brought about between namespaces: answers of real probes, changed, and what is said of them."""
-    code = ("import argparse, os, sys\n"
+    code = ("import os, sys\n"
             "import check_hosts as check\n"
-            "wanted = {'folder': sys.argv[1], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
+            "wanted = {'scripts': sys.argv[1], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
             "          'interface': None, 'address': '127.0.0.1', 'ports': [int(os.environ['PORT'])], 'first': True}\n"
             "here = check.probe(wanted)\n"
             "late = {**here, 'name': 'other', 'clock': here['clock'] - 7200, 'cards': 4, 'cut': 'No route to host'}\n"
-            "rows, faults = check.judge([here, late], here, argparse.Namespace(interface=None), [('a', 8), ('b', 8)],\n"
-            "                           wanted)\n"
+            "rows, faults = check.judge([here, late], here, [('a', 8), ('b', 8)], wanted)\n"
             "check.print_table(rows)\n"
             "print(*faults, sep='\\n')\n")
     result = jobs.run(jobs.PYTHON, "-c", code, LESSON, mnist, Path(jobs.PYTHON).with_name("mpirun"), cwd=tmp_path, env={
-        "PYTHONPATH": str(LESSON), "PORT": "28123", "DEVICE_TARGET": "Ascend", "PYTHONDONTWRITEBYTECODE": "1"})
+        "PYTHONPATH": str(TOOLS), "PORT": "28123", "DEVICE_TARGET": "Ascend", "PYTHONDONTWRITEBYTECODE": "1"})
     table, faults = result.output.splitlines()[1:3], result.output.splitlines()[3:]
     assert "!" not in table[0].replace("28123!", "")  # somebody on this machine may use that port
     assert re.search(r"^b +8! .* -720\d s! +cut!$", table[1]), result.output
@@ -449,8 +461,7 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
 def test_a_path_with_a_space_is_refused(both, mnist, tmp_path):
     folder = tmp_path / "a space"
     folder.mkdir()
-    lesson = jobs.planted("mnist_ddp", folder, "run_mpirun_1.sh")
-    (lesson / "watched_ssh.sh").chmod(0o755)
+    lesson = copy_of_the_lesson(folder)
     with both[0].job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, cwd=tmp_path) as job:
         result = job.finish(60)
     assert result.code == 2, result.output
