@@ -14,11 +14,12 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import __main__ as ranks  # noqa: E402  # the program that loads this file
 import check_hosts  # noqa: E402  # beside this file
 
 # mpirun hands no variable to other machines by itself.
-HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|BIND_RANKS)$|"
-                       "(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
+HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|"
+                       "BIND_RANKS)$|(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
 
 
 def add_options(parser):
@@ -51,19 +52,19 @@ class Machines(argparse.Action):
         setattr(args, self.dest, value)
 
 
-def prepare(args, ranks):
-    """Check this machine and the others; raises ranks.BadInput for what cannot be started."""
+def prepare(args):
+    """Check this machine and the others; raises ValueError for what cannot be started."""
     if not re.fullmatch(r"[1-9]\d{0,4}", args.wait):
-        raise ranks.BadInput(f"--wait must be a whole number of seconds, not '{args.wait}'")
+        raise ValueError(f"--wait must be a whole number of seconds, not '{args.wait}'")
     if not re.fullmatch(r"[1-9]\d{0,3}", args.nodes):
-        raise ranks.BadInput(f"--nodes must be a whole number from 1, not '{args.nodes}'")
+        raise ValueError(f"--nodes must be a whole number from 1, not '{args.nodes}'")
     if args.machines:
-        prepare_mpirun(args, ranks)
+        prepare_mpirun(args)
     elif args.nodes != "1":
-        prepare_msrun(args, ranks)
+        prepare_msrun(args)
 
 
-def check_script(args, ranks):
+def check_script(args):
     """The script's own check, now: what is wrong here need not be looked for elsewhere."""
     if args.check:
         ranks.check_script(args)
@@ -71,14 +72,14 @@ def check_script(args, ranks):
 
 
 # ---------------------------------------------------------------------------------------- mpirun
-def prepare_mpirun(args, ranks):
+def prepare_mpirun(args):
     """Check all machines in one table; tell ranks.py how mpirun reaches them."""
     mpirun, folder = shutil.which("mpirun"), os.path.dirname(args.script)
     if re.search(r"\s", mpirun + folder):
-        raise ranks.BadInput("Open MPI starts nothing on other machines from a path with a space "
+        raise ValueError("Open MPI starts nothing on other machines from a path with a space "
                              f"({mpirun}, {folder}); move the environment or this folder, or use "
                              "run_msrun.sh --nodes")
-    check_script(args, ranks)
+    check_script(args)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
     # mpirun begins with the machine it runs on.
@@ -129,35 +130,35 @@ def mpirun_options(args):
 
 
 # ----------------------------------------------------------------------------------------- msrun
-def prepare_msrun(args, ranks):
-    """Is this the machine that --node-rank says it is, and can the ranks meet? Then msrun's options."""
+def prepare_msrun(args):
+    """Is this the machine that --node-rank says, and can the ranks meet? Then msrun's options."""
     nodes, address = int(args.nodes), args.master_addr
     if args.n % nodes:
-        raise ranks.BadInput(f"{args.n} processes cannot be shared equally by {nodes} machines")
+        raise ValueError(f"{args.n} processes cannot be shared equally by {nodes} machines")
     if not re.fullmatch(r"0|[1-9]\d{0,3}", args.node_rank) or int(args.node_rank) >= nodes:
-        raise ranks.BadInput(f"--node-rank must be 0 to {nodes - 1}, not '{args.node_rank}'")
+        raise ValueError(f"--node-rank must be 0 to {nodes - 1}, not '{args.node_rank}'")
     if not address:
-        raise ranks.BadInput(f"--nodes {nodes} needs --master-addr, the address of the machine with "
-                             "--node-rank 0")
+        raise ValueError(f"--nodes {nodes} needs --master-addr, the address of the machine "
+                             "with --node-rank 0")
     if not re.fullmatch(r"[1-9]\d{0,4}", args.master_port):
-        raise ranks.BadInput(f"--nodes {nodes} needs --master-port, a free port, not "
+        raise ValueError(f"--nodes {nodes} needs --master-port, a free port, not "
                              f"'{args.master_port}'")
-    check_script(args, ranks)
+    check_script(args)
     if not check_hosts.address_of(address):
-        raise ranks.BadInput(f"--master-addr {address} has no address; correct the name, or add it "
+        raise ValueError(f"--master-addr {address} has no address; correct the name, or add it "
                              "to /etc/hosts")
     here = check_hosts.is_here(address)
     if here and args.node_rank != "0":
-        raise ranks.BadInput(f"{address} is an address of this machine, so it is --node-rank 0, not "
-                             f"{args.node_rank}")
+        raise ValueError(f"{address} is an address of this machine, so it is --node-rank 0, "
+                             f"not {args.node_rank}")
     if not here and args.node_rank == "0":
-        raise ranks.BadInput(f"{address} is no address of this machine; --node-rank 0 belongs on "
+        raise ValueError(f"{address} is no address of this machine; --node-rank 0 belongs on "
                              "the machine that has it")
     if here:
         try:
             socket.create_server((address, int(args.master_port))).close()
         except (OSError, OverflowError):
-            raise ranks.BadInput(f"port {args.master_port} of {address} is taken; choose another "
+            raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
                                  "--master-port, the same on all machines") from None
     # How soon a machine that is gone is noticed; MindSpore's own 30 s would make it twice as long.
     for name, seconds in (("MS_NODE_TIMEOUT", 10), ("MS_HEARTBEAT_RETRY_TIMEOUT", 5),
@@ -181,8 +182,8 @@ def await_master(args):
             if probe.connect_ex((address, port)) == 0:
                 return
         time.sleep(0.5)
-    print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} with "
-          f"--node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
+    print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} "
+          f"with --node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
     sys.exit(1)
 
 
@@ -220,14 +221,14 @@ def blame_others(args, job, code, rank):
     gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", text))))
     said = [line for each in job.ranks.values() for line in each["lines"]]
     if code == 143 and gone:  # MindSpore ends ranks by signal 15 when others are gone
-        names = ", ".join(f"rank {number} on machine {number // len(args.local)}" for number in gone)
+        names = ", ".join(f"rank {each} on machine {each // len(args.local)}" for each in gone)
         reason = f"no answer any more from {names}: it failed, or its network did"
     elif code == 143:
-        reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or the "
-                  "network did")
+        reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or "
+                  "the network did")
     elif "processes in the cluster are not successfully spawned" in "\n".join(said):
-        reason = (f"not all machines have joined within {args.wait} s (--wait): start {args.name} on "
-                  f"machines 0 to {int(args.nodes) - 1}")
+        reason = (f"not all machines have joined within {args.wait} s (--wait): start {args.name} "
+                  f"on machines 0 to {int(args.nodes) - 1}")
     return reason and (
         f"{reason}. So the ranks of machine {args.node_rank}, {args.local[0]} to {args.local[-1]}, "
         f"were ended, exit code {code}. Machine R is the one with --node-rank R; look at the logs "
