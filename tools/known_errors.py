@@ -1,6 +1,6 @@
 """Reads known_errors.txt: finds its entries in logs, and writes the troubleshooting pages from it.
 
-    python tools/known_errors.py hint LOG CODE
+    python tools/known_errors.py hint LOG CODE        (LOG - is stdin)
 
 prints "MEANS: DO" of the first entry that fits the end of a log or "exit code CODE", or nothing. The launchers call it
 when a rank has failed, so it needs nothing but Python.
@@ -100,10 +100,11 @@ def find(lines, entries):
 
 
 def hint(log, code):
-    """"MEANS: DO" of the first entry that fits the last 200 lines of a log or "exit code CODE"; "" if none does."""
+    """"MEANS: DO" of the first entry that fits the last 200 lines of a log ("-": stdin) or "exit code CODE"; "" if none does."""
     try:
-        with open(log, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+        with open(0 if log == "-" else log, "rb") as file:
+            if file.seekable():
+                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
     except OSError:
         lines = []  # what the exit code says is better than nothing
