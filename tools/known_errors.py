@@ -100,7 +100,7 @@ def find(lines, entries):
 
 
 def hint(log, code):
-    """"MEANS: DO" of the first entry that fits the last 200 lines of a log ("-": stdin) or "exit code CODE"; "" if none does."""
+    """"MEANS: DO" of the first entry that fits the end of a log ("-": stdin) or "exit code CODE"; else ""."""
     try:
         with open(0 if log == "-" else log, "rb") as file:
             if file.seekable():
