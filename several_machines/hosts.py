@@ -14,7 +14,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import __main__ as ranks  # noqa: E402  # the program that loads this file
+import __main__ as ranks  # noqa: E402  # ranks.py, which loads this file
 import check_hosts  # noqa: E402  # beside this file
 
 # mpirun hands no variable to other machines by itself.
@@ -43,6 +43,8 @@ class Machines(argparse.Action):
     """Reads --hosts or --hostfile; without a number of ranks (-n "") all slots are used."""
 
     def __call__(self, parser, args, value, option=None):
+        if not value:
+            parser.error(f"no {'machines' if self.dest == 'hosts' else 'hostfile'} given")
         try:
             args.machines = check_hosts.read_hosts(*(
                 (value, None) if self.dest == "hosts" else (None, value)))
@@ -52,7 +54,7 @@ class Machines(argparse.Action):
         setattr(args, self.dest, value)
 
 
-def prepare(args):
+def prepare(args, _=None):
     """Check this machine and the others; raises ValueError for what cannot be started."""
     if not re.fullmatch(r"[1-9]\d{0,4}", args.wait):
         raise ValueError(f"--wait must be a whole number of seconds, not '{args.wait}'")

@@ -432,13 +432,13 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
 
 
 @pytest.mark.parametrize(("script", "arguments", "sentence"), [
-    ("run_mpirun_1.sh", ["{mnist}"], "no machines given. usage: bash run_mpirun_1.sh -H"),
+    ("run_mpirun_1.sh", ["{mnist}"], r"usage: bash run_mpirun_1.sh -H HOST1:SLOTS,.*\n.*: no machines given"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "two"], "a whole number from 1, not 'two'"),
-    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "too many arguments"),
-    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"], "options of train_ddp.py go after --"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "unrecognized arguments: 3"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"], r"\[-- options of train_ddp.py\]\n.*: unrecognized arguments: --lr 1"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "nowhere"], "the data folder nowhere does not exist"),
     ("run_mpirun_1.sh", ["-H", "node1:2:", "{mnist}"], "write HOST:SLOTS, such as 192.168.0.1:8"),
-    ("run_mpirun_2.sh", [], "no hostfile given. usage: bash run_mpirun_2.sh HOSTFILE"),
+    ("run_mpirun_2.sh", [], r"usage: bash run_mpirun_2.sh HOSTFILE .*\n.*: no hostfile given"),
     ("run_mpirun_2.sh", ["nothing", "{mnist}"], "the hostfile nothing cannot be read"),
     ("run_mpirun_2.sh", ["hosts", "{mnist}"], "line 3 of hosts: write HOST slots=NUMBER"),
     ("run_mpirun_2.sh", ["empty", "{mnist}"], "empty names no machine"),
@@ -453,7 +453,7 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
     write(tmp_path / "empty", "# none\n\n")
     result = jobs.run("bash", LESSON / script, *(text.format(mnist=mnist) for text in arguments), cwd=tmp_path)
     assert result.code == 2, result.output
-    assert sentence in result.output
+    assert re.search(sentence, result.output), result.output
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("log_*"))
 
