@@ -48,11 +48,12 @@ def is_host_address(address: Address | None) -> bool:
 # ---------------------------------------------------------------------- npu-smi
 
 class Card(NamedTuple):
-    """A card as npu-smi lists it; user is (process id, name) of a process that uses it, or None."""
+    """A card as npu-smi lists it; users are (process id, name) of the processes that use it."""
     number: int
+    npu: int
     name: str
     health: str
-    user: tuple[str, str] | None
+    users: tuple[tuple[str, str], ...] = ()
 
 
 def list_cards(listing: str) -> list[Card]:
@@ -72,12 +73,13 @@ def list_cards(listing: str) -> list[Card]:
         if ":" in "".join(columns[1]):  # the Bus-Id
             chip = columns[0][0]
             number = columns[0][1] if has_phy_id else npu
-            found[npu, chip] = Card(int(number), name, health, None)
+            found[npu, chip] = Card(int(number), int(npu), name, health)
         else:
             npu, name, health = columns[0][0], " ".join(columns[0][1:]), " ".join(columns[1])
     for npu, chip, pid, user in re.findall(r"^\| *(\d+) +(\d+) *\| *(\d+) *\| *(\S*)", processes, re.MULTILINE):
-        if (npu, chip) in found and not found[npu, chip].user:
-            found[npu, chip] = found[npu, chip]._replace(user=(pid, user))
+        if (npu, chip) in found:
+            card = found[npu, chip]
+            found[npu, chip] = card._replace(users=(*card.users, (pid, user)))
     return list(found.values())
 
 
@@ -144,8 +146,7 @@ def check_cards(devices: list[int], first_rank: int) -> None:
         if device not in cards:
             raise Refusal(f"rank {rank} needs card {device}, which npu-smi does not list; it lists: "
                           + " ".join(map(str, cards)))
-        if cards[device].user:
-            pid, name = cards[device].user
+        for pid, name in cards[device].users:
             raise Refusal(f"card {device}, of rank {rank}, is in use by process {pid} ({name}); end it or choose "
                           "other cards")
 

@@ -774,10 +774,10 @@ TWO_CHIPS = NPU_SMI.format(phy_id="Phy-ID", first="8", last="10", second_chip=(
 
 
 def test_the_cards_in_a_listing():
-    user = ("4711", "python3")
-    assert cards.list_cards(ONE_CHIP) == [(4, "910B3", "OK", None), (5, "910B3", "Alarm", user)]
+    users = (("4711", "python3"), ("4712", "python3"))
+    assert cards.list_cards(ONE_CHIP) == [(4, 4, "910B3", "OK", ()), (5, 5, "910B3", "Alarm", users)]
     assert cards.list_cards(TWO_CHIPS) == [
-        (8, "910B3", "OK", None), (9, "910B3", "OK", None), (10, "910B3", "Alarm", user)]
+        (8, 4, "910B3", "OK", ()), (9, 4, "910B3", "OK", ()), (10, 5, "910B3", "Alarm", users)]
     assert cards.list_cards("") == cards.list_cards("driver/library version mismatch\n") == []
 
 
