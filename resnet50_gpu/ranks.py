@@ -277,7 +277,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(prog="ranks.py", description="Run a script as several ranks and watch over them.")
     parser.add_argument("script", nargs="?", help="the training script; its options come after --")
     parser.add_argument("-n", required=True, help="number of ranks")
-    parser.add_argument("--with", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun",
+    parser.add_argument("--with", "--launcher", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun",
                         help="what starts the ranks; table: this program, on Ascend with a rank table")
     parser.add_argument("--logs", metavar="DIR", help="folder of the logs (log_output; log_msrun)")
     parser.add_argument("--folder", metavar="NAME", help="rank 0 runs in NAME0/ and writes train.log0 there, and so on")
