@@ -225,7 +225,7 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
             os.kill(job.rank_process(3), signal.SIGKILL)
             end, = endings([job], record_property)
             assert end.result.code == 137
-            assert "rank 3 on node2 failed, exit code 137. The end of its lines in log_output/mpirun.log:\nrank 3 of " \
+            assert "rank 3 on node2 failed, exit code 137. The end of log_output/1/rank.3/stdout:\nrank 3 of " \
                 in end.result.output
         else:
             with second.link_down():
@@ -435,7 +435,8 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     ("run_mpirun_1.sh", ["{mnist}"], r"usage: bash run_mpirun_1.sh -H HOST1:SLOTS,.*\n.*: no machines given"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "two"], "a whole number from 1, not 'two'"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "unrecognized arguments: 3"),
-    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"], r"\[-- options of train_ddp.py\]\n.*: unrecognized arguments: --lr 1"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"],
+     r"\[-- options of train_ddp.py\]\n.*: unrecognized arguments: --lr 1"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "nowhere"], "the data folder nowhere does not exist"),
     ("run_mpirun_1.sh", ["-H", "node1:2:", "{mnist}"], "write HOST:SLOTS, such as 192.168.0.1:8"),
     ("run_mpirun_2.sh", [], r"usage: bash run_mpirun_2.sh HOSTFILE .*\n.*: no hostfile given"),
