@@ -199,7 +199,8 @@ def agent(script):
         kept = re.compile("(RANK|DEVICE|MS|HCCL|ASCEND|GLOG|OMP|ONEDNN|CUDA|NCCL|DATA|LAUNCH|LD|PYTHON)_?|PATH")
         Path(log.name.replace("train", "env").replace(f".log{rank}", f"{rank}.log")).write_text("".join(
             f"{name}={value}\n" for name, value in sorted(env.items()) if kept.match(name)))  # not all: no secrets
-    env.update(RANKS_RANK=rank, PYTHONUNBUFFERED="1")
+    scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts its scheduler like a rank; run() shall not count it
+    env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank}))
     child = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent)
 
@@ -216,6 +217,8 @@ def agent(script):
         os._exit(143)
 
     def tell(**what):
+        if scheduler:
+            return
         try:
             link.sendall(json.dumps(what).encode() + b"\n")
         except OSError:
