@@ -200,18 +200,26 @@ def agent(script):
         kept = re.compile("(RANK|DEVICE|MS|HCCL|ASCEND|GLOG|OMP|ONEDNN|CUDA|NCCL|DATA|LAUNCH|LD|PYTHON)_?|PATH")
         Path(log.name.replace("train", "env").replace(f".log{rank}", f"{rank}.log")).write_text("".join(
             f"{name}={value}\n" for name, value in sorted(env.items()) if kept.match(name)))  # not all: no secrets
-    env.update(RANKS_RANK=rank, PYTHONUNBUFFERED="1")
+    scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts its scheduler like a rank; run() shall not count it
+    env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank}))
     child = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent)
 
-    def end(*_):
+    def end(*by_signal):
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(child.pid, number)
                 child.wait(2)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun's daemon: it may miss mpirun's end for minutes
+            with contextlib.suppress(OSError):
+                if not by_signal and Path(f"/proc/{os.getppid()}/comm").read_text() == "orted\n":
+                    os.kill(os.getppid(), number)
+                    time.sleep(2)
         os._exit(143)
 
     def tell(**what):
+        if scheduler:
+            return
         try:
             link.sendall(json.dumps(what).encode() + b"\n")
         except OSError:
@@ -277,7 +285,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(prog="ranks.py", description="Run a script as several ranks and watch over them.")
     parser.add_argument("script", nargs="?", help="the training script; its options come after --")
     parser.add_argument("-n", required=True, help="number of ranks")
-    parser.add_argument("--with", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun",
+    parser.add_argument("--with", "--launcher", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun",
                         help="what starts the ranks; table: this program, on Ascend with a rank table")
     parser.add_argument("--logs", metavar="DIR", help="folder of the logs (log_output; log_msrun)")
     parser.add_argument("--folder", metavar="NAME", help="rank 0 runs in NAME0/ and writes train.log0 there, and so on")

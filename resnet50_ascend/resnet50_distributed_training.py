@@ -2,9 +2,8 @@
 
 One machine with 8 cards (or 2; without cards the same command rehearses with CPU processes):
     bash run.sh /path/cifar-10-batches-bin 8
-Two machines with 8 cards each, on each of them:
-    bash run_cluster.sh /path/cifar-10-batches-bin /path/rank_table.json 16 0      # server 0
-    bash run_cluster.sh /path/cifar-10-batches-bin /path/rank_table.json 16 8      # server 1
+Two machines with 8 cards each; on the second one, 8 in place of the 0:
+    bash run_cluster.sh /path/cifar-10-batches-bin /path/rank_table.json 16 0
 A small run that a laptop does in a minute:
     bash run.sh /path/cifar-10-batches-bin 2 -- --epochs 1 --steps 6 --image-size 32
 One process (the tutorial's pytest -s -v resnet50_distributed_training.py works too):
@@ -75,26 +74,22 @@ def join_ranks(parallel_mode, **settings):
     return get_rank(), get_group_size()
 
 
-# Of CIFAR-10's red, green and blue. The tutorial lists blue first, but Cifar10Dataset gives RGB.
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-
-
 def to_network_input(image_size):
-    """From a uint8 picture (32, 32, 3) to float32 (3, image_size, image_size), normalised."""
+    """From a uint8 RGB picture (32, 32, 3) to float32 (3, image_size, image_size), normalised."""
     return [ds.vision.Resize((image_size, image_size)), ds.vision.Rescale(1.0 / 255.0, 0.0),
-            ds.vision.Normalize(MEAN, STD), ds.vision.HWC2CHW()]
+            ds.vision.Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+            ds.vision.HWC2CHW()]
 
 
 def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, steps=None):
     """Batches of float32 (batch_size, 3, image_size, image_size) and of int32 (batch_size,)."""
     ds.config.set_seed(1)
     # distributed: all ranks shuffle alike; rank r takes the images r, r + rank_size, ...
-    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True,
-                                num_samples=steps and steps * batch_size,
-                                num_shards=rank_size, shard_id=rank_id)
+    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
+                                shard_id=rank_id, num_samples=steps and steps * batch_size)
     ds.config.set_seed(1 + rank_id)  # distributed: other random crops and flips on each rank
-    crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
-    dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
+    dataset = dataset.map([ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)),
+                           ds.vision.RandomHorizontalFlip(), *to_network_input(image_size)], "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
     return dataset.batch(batch_size, drop_remainder=True)
 
@@ -107,8 +102,7 @@ def train(model, dataset, args, rank, rank_size, loss_every=1):
         saved = checkpoints.Checkpoints(folder, "auto_parallel", rank_size, keep=3)
         callbacks.append(saved)
         first_epoch = saved.resume(model.train_network, args.resume)
-        # Pass over the images of finished epochs, as if training had never stopped.
-        ds.config.set_fast_recovery(False)
+        ds.config.set_fast_recovery(False)  # pass over the images and crops of finished epochs
         dataset.set_init_step(first_epoch * dataset.get_dataset_size())
     if first_epoch < args.epochs:
         model.train(args.epochs, dataset, callbacks=callbacks, dataset_sink_mode=not args.no_sink,
@@ -126,7 +120,6 @@ def test_train_cifar(argv=()):
     if args.check:
         print(f"needs {memory_of_a_rank(args.image_size, args.batch_size)} MB a rank on CPU")
         return
-
     rank, rank_size = join_ranks(args.parallel_mode)
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size,
                              args.steps)

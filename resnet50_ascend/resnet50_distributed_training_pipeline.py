@@ -3,15 +3,12 @@
 Two stages on the 8 cards of a machine: cards 0-3 hold the first 8 blocks of the network, cards 4-7
 the last 8:
     bash run_pipeline.sh /path/cifar-10-batches-bin 8
-Four stages of two cards each, and more and smaller micro batches, so that cards wait less:
-    bash run_pipeline.sh /path/cifar-10-batches-bin 8 -- --stages 4 --micro-batches 16
 Without a card, compile each rank's part for Ascend, and see what it holds and sends:
     bash run_pipeline.sh --dry-run 8
 
 A batch goes through in micro batches: while the last stage works on the first of them, the first
 stage works on others. Within a stage the cards share the images, as in data parallel. Only the last
 stage knows the loss: see device7/train.log7; what the others print means nothing. No test follows.
-The steps that it takes are marked: grep -n "distributed:" resnet50_distributed_training_pipeline.py
 """
 
 import os
@@ -33,28 +30,23 @@ def check_pipeline(parser, args):
     """Do the options fit each other, the network and the ranks?"""
     rank_size = int(os.getenv("RANK_SIZE") or os.getenv("OMPI_COMM_WORLD_SIZE") or 1)
     if os.getenv("DEVICE_TARGET", ms.get_context("device_target")) == "CPU":
-        parser.error("MindSpore has no pipeline on CPU; to compile this for Ascend instead, "
-                     "without a card: bash run_pipeline.sh --dry-run "
-                     f"{max(rank_size, args.stages)}")
+        parser.error("MindSpore has no pipeline on CPU; to compile it for Ascend, without a card: "
+                     f"bash run_pipeline.sh --dry-run {max(rank_size, args.stages)}")
     if rank_size % args.stages or args.stages > sum(args.blocks):
         parser.error(f"--stages {args.stages} must divide the number of ranks, {rank_size}, and be "
                      f"at most {sum(args.blocks)}, the number of the network's blocks")
     if args.micro_batches < args.stages or args.batch_size % args.micro_batches:
         parser.error(f"--micro-batches {args.micro_batches} must divide --batch-size, "
-                     f"{args.batch_size}, and be at least --stages, {args.stages}, or some stages "
-                     "would never have work")
+                     f"{args.batch_size}, and be at least --stages, {args.stages}")
 
 
 class LossOfMicroBatch(nn.Cell):
-    """The loss divided by the number of micro batches: their sum is the mean over the batch.
-
-    Input: images, float32 (batch, 3, h, w), and labels, int32 (batch,). Output: a float32 scalar.
-    """
+    """The loss over the number of micro batches: added up, it is the mean over the batch."""
 
     def __init__(self, net, micro_batches):
         super().__init__(auto_prefix=False)
-        self.net, self.loss = net, SoftmaxCrossEntropyExpand(sparse=True)
-        self.micro_batches = micro_batches
+        self.net, self.micro_batches = net, micro_batches
+        self.loss = SoftmaxCrossEntropyExpand(sparse=True)
 
     def construct(self, image, label):
         return self.loss(self.net(image), label) / self.micro_batches
@@ -89,14 +81,12 @@ def test_train_cifar(argv=()):
     # distributed: rank r of each stage reads the same: the first needs images, the last labels
     dataset = create_dataset(args.data_path, args.batch_size, rank % ranks_a_stage, ranks_a_stage,
                              args.image_size, args.steps)
-
     ms.set_seed(1)  # distributed: all ranks start from the same weights
     net = resnet50(num_classes=10, blocks=args.blocks)
     cut_into_stages(net, args.stages)  # distributed: which layers are whose
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
     # distributed: micro batches go through the stages one after the other
     pipeline = nn.PipelineCell(LossOfMicroBatch(net, args.micro_batches), args.micro_batches)
-
     train(Model(pipeline, optimizer=optimizer), dataset, args, rank, rank_size)
 
 

@@ -1,43 +1,34 @@
 #!/usr/bin/env bash
-# Trains on N cards of this machine, or rehearses with N CPU processes where there is no card.
-#     bash run.sh DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [-- options of resnet50_distributed_training.py]
-#     bash run.sh --dry-run [DATA_PATH] RANK_SIZE [-- options], to compile all ranks' Ascend graphs here, without a card
-# DATA_PATH is the folder cifar-10-batches-bin. Each rank runs in deviceN/, with envN.log and train.logN there.
-# --no-sink hands the data over step by step and starts the ranks with mpirun, without a rank table.
-# --restarts N: after a failure all ranks start again, up to N times, from what they saved in --ckpt-dir.
-# Variables: DEVICE_TARGET (Ascend, GPU, CPU), RANK_TABLE_FILE (else rank_tables/rank_table_<N>pcs.json),
-# STALL_MINUTES (30). Exit code: 0, 2 for bad input, else that of the rank that failed first.
+# Trains on N cards of this machine, or rehearses with N CPU processes where there is no card:
+#     bash run.sh DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [-- options of the script]
+# or compiles all ranks' Ascend graphs, without a card:
+#     bash run.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of the script]
+# DATA_PATH is the folder cifar-10-batches-bin. Rank 0 runs in device0/, with train.log0 and
+# env0.log there. Variables: DEVICE_TARGET (Ascend, GPU, CPU), RANK_TABLE_FILE, STALL_MINUTES (30).
+# Exit code: 0, 2 for bad input, else that of the rank that failed first.
 set -euo pipefail
-
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+[[ "${BASH_SOURCE[0]}" != "$0" ]] || SCRIPT=resnet50_distributed_training.py # run_*.sh have others
+usage="bash ${0##*/} DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [-- options of $SCRIPT]"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "${0##*/}: no python on the PATH; activate the environment" >&2; exit 2; }
-[[ "${BASH_SOURCE[0]}" != "$0" ]] || SCRIPT=resnet50_distributed_training.py # run_pipeline.sh has another
-usage="bash ${0##*/} DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [--dry-run] [-- options of $SCRIPT]"
 
-arguments=() options=(--with table) no_sink=()
-while (($# > 0)) && [[ "$1" != -- ]]; do
-    case "$1" in
-        --no-sink) # operators one by one; mpirun instead of a list of known servers
-            export GRAPH_OP_RUN=1 HCCL_WHITELIST_DISABLE=1
-            unset RANK_TABLE_FILE
-            no_sink=(--no-sink) options+=(--with mpirun) ;;
-        --restarts) options+=("$1" "${2:-}"); shift ;;
-        -*) options+=("$1") ;;
-        *) arguments+=("$1") ;;
-    esac
-    shift || true
-done
-[[ "${options[*]}" != *--dry-run* ]] || ((${#arguments[@]} != 1)) || arguments=("" "${arguments[0]}")
-((${#arguments[@]} == 2)) || [[ "${options[*]}" == *-h* ]] || {
-    echo "${0##*/}: it takes DATA_PATH and RANK_SIZE, not ${#arguments[@]} arguments. Please run the script as:
-$usage
-For example: bash ${0##*/} /path/dataset 8" >&2
-    exit 2
-}
-export DATA_PATH="${arguments[0]:-}"
-RANK_SIZE="${arguments[1]:-}"
-# Each rank with RANK_ID, RANK_SIZE, DEVICE_ID and RANK_TABLE_FILE, in its folder:
-#     cd device0; python resnet50_distributed_training.py >train.log0 2>&1
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --folder device --show first --check --usage "$usage" \
-    "${options[@]}" "$HERE/$SCRIPT" -- "${no_sink[@]}" "${@:2}"
+options=(--with table --folder device --show first --check --usage "$usage")
+if [[ "${1:-}" == --dry-run ]]; then
+    options+=(--dry-run) && shift
+    [[ "${2:-}" == [0-9]* ]] || set -- "" "$@" # no DATA_PATH: a stand-in
+fi
+[[ "${1:-}" != -h && "${1:-}" != --help ]] || set -- "" 1 --help
+(($# > 1)) && [[ "$1 $2" != *--* ]] ||
+    { echo "please run the script as: $usage, such as: bash ${0##*/} /path/dataset 8" >&2; exit 2; }
+export DATA_PATH="$1"
+RANK_SIZE="$2" && shift 2
+if [[ "${1:-}" == --no-sink ]]; then # operators one by one; mpirun instead of a rank table
+    export GRAPH_OP_RUN=1 HCCL_WHITELIST_DISABLE=1
+    unset RANK_TABLE_FILE && shift
+    [[ " $* " == *" -- "* ]] || set -- "$@" --
+    options+=(--with mpirun) && set -- "$@" --no-sink
+fi
+# For each rank, with RANK_SIZE, RANK_ID, DEVICE_ID and RANK_TABLE_FILE:
+#     mkdir device0; cd device0; python resnet50_distributed_training.py >train.log0 2>&1
+exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" "${options[@]}" "$HERE/$SCRIPT" "$@"

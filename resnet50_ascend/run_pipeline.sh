@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run.sh for a pipeline: the layers are cut into stages, each on some of the cards. All as in run.sh.
-#     bash run_pipeline.sh DATA_PATH RANK_SIZE [-- options of resnet50_distributed_training_pipeline.py]
-#     bash run_pipeline.sh --dry-run [DATA_PATH] RANK_SIZE [-- options]
+# run.sh for a pipeline: the layers are cut into stages, each on some cards. Used as run.sh is:
+#     bash run_pipeline.sh DATA_PATH RANK_SIZE [-- options of its script]
+#     bash run_pipeline.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of its script]
 set -euo pipefail
 # shellcheck disable=SC2034  # run.sh uses it
 SCRIPT=resnet50_distributed_training_pipeline.py
