@@ -1,4 +1,5 @@
-"""Tests a network on several ranks: each image once, by one of them."""
+"""Tests a network on several ranks: each image once, by one of them.
+"""
 
 import mindspore as ms
 import mindspore.dataset as ds

@@ -1,4 +1,5 @@
-"""Checks the CIFAR-10 files of a folder before training starts, and types for argparse."""
+"""Checks the CIFAR-10 files of a folder before training starts, and types for argparse.
+"""
 
 import argparse
 from pathlib import Path

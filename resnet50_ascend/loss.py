@@ -1,4 +1,5 @@
-"""The loss of the lesson: softmax cross entropy in small operators, as the tutorial writes it."""
+"""The loss of the lesson: softmax cross entropy in small operators, as the tutorial writes it.
+"""
 
 import mindspore as ms
 from mindspore import nn, ops
