@@ -20,11 +20,9 @@ from mindspore import nn
 from mnist_files import mnist_folder
 
 parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
-parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""),
-                    help="folder of the MNIST files (the variable DATA_PATH)")
+parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""))
 parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--steps", type=int, default=sys.maxsize,
-                    help="stop each epoch after this many steps")
+parser.add_argument("--steps", type=int, default=sys.maxsize, help="end each epoch after so many")
 parser.add_argument("--batch-size", type=int, default=32, help="images a step, on each rank")
 parser.add_argument("--lr", type=float, default=0.01, help="learning rate of SGD")
 parser.add_argument("--ckpt-dir", type=Path, help="save the trained weights in this folder")
@@ -58,11 +56,9 @@ def create_dataset(usage, batch_size, epoch=0):
 
 # --------------------------------------------------------------------- network, loss and optimizer
 net = nn.SequentialCell(  # float32 images (batch, 1, 28, 28) to float32 logits (batch, 10)
-    nn.Flatten(),
-    nn.Dense(28 * 28, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
+    nn.Flatten(), nn.Dense(28 * 28, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
     nn.Dense(512, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
     nn.Dense(512, 10, weight_init="normal", bias_init="zeros"))
-loss_fn = nn.CrossEntropyLoss()
 optimizer = nn.SGD(net.trainable_params(), args.lr)
 
 
@@ -72,8 +68,8 @@ class TrainStep(nn.Cell):
     def __init__(self):
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
-        self.loss_and_gradients = ms.value_and_grad(
-            nn.WithLossCell(net, loss_fn), None, optimizer.parameters)
+        loss = nn.WithLossCell(net, nn.CrossEntropyLoss())
+        self.loss_and_gradients = ms.value_and_grad(loss, None, optimizer.parameters)
 
     def construct(self, image, label):
         loss, gradients = self.loss_and_gradients(image, label)
@@ -99,7 +95,6 @@ for epoch in range(args.epochs):
         for image, label in create_dataset("test", 500):
             correct += int((net(image).argmax(axis=1) == label).sum())
         print(f"accuracy: {correct / test_images:.4f}", flush=True)
-
 if args.ckpt_dir:
     args.ckpt_dir.mkdir(parents=True, exist_ok=True)
     ms.save_checkpoint(net, str(args.ckpt_dir / "trained.ckpt"))

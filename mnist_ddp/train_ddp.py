@@ -31,11 +31,9 @@ from mindspore import ops
 from mindspore.communication import get_group_size, get_rank, init
 
 parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
-parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""),
-                    help="folder of the MNIST files (the variable DATA_PATH)")
+parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""))
 parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--steps", type=int, default=sys.maxsize,
-                    help="stop each epoch after this many steps")
+parser.add_argument("--steps", type=int, default=sys.maxsize, help="end each epoch after so many")
 parser.add_argument("--batch-size", type=int, default=32, help="images a step, on each rank")
 parser.add_argument("--lr", type=float, default=0.01, help="learning rate of SGD")
 parser.add_argument("--ckpt-dir", type=Path, help="save the trained weights in this folder")
@@ -57,8 +55,7 @@ if ranks.join():  # started by mpirun, msrun or a launcher
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
     print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}", flush=True)
 else:
-    print("One process. To start 4: bash run.sh DATA_PATH 4, or mpirun -n 4 python train_ddp.py, "
-          "or without Open MPI bash run_msrun.sh DATA_PATH 4", flush=True)
+    print("One process. To start 4: bash run.sh DATA_PATH 4, or mpirun -n 4 python train_ddp.py")
 
 ms.set_seed(1)  # the same initial weights in every process
 
@@ -83,11 +80,9 @@ def create_dataset(usage, batch_size, epoch=0):
 
 # --------------------------------------------------------------------- network, loss and optimizer
 net = nn.SequentialCell(  # float32 images (batch, 1, 28, 28) to float32 logits (batch, 10)
-    nn.Flatten(),
-    nn.Dense(28 * 28, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
+    nn.Flatten(), nn.Dense(28 * 28, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
     nn.Dense(512, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
     nn.Dense(512, 10, weight_init="normal", bias_init="zeros"))
-loss_fn = nn.CrossEntropyLoss()
 optimizer = nn.SGD(net.trainable_params(), args.lr)
 
 
@@ -97,8 +92,8 @@ class TrainStep(nn.Cell):
     def __init__(self):
         super().__init__(auto_prefix=False)
         self.optimizer = optimizer
-        self.loss_and_gradients = ms.value_and_grad(
-            nn.WithLossCell(net, loss_fn), None, optimizer.parameters)
+        loss = nn.WithLossCell(net, nn.CrossEntropyLoss())
+        self.loss_and_gradients = ms.value_and_grad(loss, None, optimizer.parameters)
         # distributed: all-reduce: each rank gets the mean of all gradients, so weights stay equal
         self.reduce_gradients = nn.Identity()
         if rank_size > 1:
@@ -133,7 +128,6 @@ for epoch in range(args.epochs):
             correct = float(ops.AllReduce()(ms.Tensor([correct], ms.float32))[0])
         if rank == 0:  # one rank is enough to say it
             print(f"accuracy: {correct / test_images:.4f}", flush=True)
-
 if args.ckpt_dir:
     args.ckpt_dir.mkdir(parents=True, exist_ok=True)
     # distributed: a file a rank, no two ranks write the same

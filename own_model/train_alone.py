@@ -22,6 +22,7 @@ if min(args.epochs, args.batch_size) < 1:
     parser.error("--epochs and --batch-size must be at least 1")
 
 ms.set_context(mode=ms.GRAPH_MODE)
+
 ms.set_seed(1)
 
 

@@ -31,8 +31,8 @@ init()  # distributed: 5. connects to the other ranks (HCCL on Ascend, NCCL on G
 rank, rank_size = get_rank(), get_group_size()  # distributed: 6. which rank, of how many
 # distributed: 7. all ranks hold all weights, and average their gradients
 ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-
 print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}", flush=True)
+
 ms.set_seed(1)
 
 
