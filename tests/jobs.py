@@ -213,3 +213,17 @@ def planted(lesson, folder, script, *changes):
         text = text.replace(old, new)
     (copy / script).write_text(text)
     return copy
+
+
+def stand_in(file, script):
+    """Make a program of some lines of sh."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def path_with_gpus(folder, count):
+    """A PATH that begins with a folder in which nvidia-smi lists some cards; UUIDs GPU-00000000-aaaa and so on."""
+    lines = [f"echo 'GPU {card}: NVIDIA X (UUID: GPU-{8 * str(card)}-aaaa)'" for card in range(count)]
+    stand_in(folder / "nvidia-smi", "\n".join(lines))
+    return f"{folder}:{Path(PYTHON).parent}:{os.environ['PATH']}"
