@@ -1,7 +1,7 @@
 """Checks machines before a job starts on them: a table, one line a machine, all faults at once.
 
-    python check_hosts.py --hostfile FILE [--data-path FOLDER] [--scripts FOLDER] [--mpirun PATH]
-                          [--ranks N] [--interface eth0]
+    python check_hosts.py --hostfile FILE [--data-path FOLDER] [--scripts FOLDER ...]
+                          [--mpirun PATH] [--ranks N] [--interface eth0]
     python check_hosts.py -H HOST1:8,HOST2:8 ...
 run_mpirun_1.sh and run_mpirun_2.sh do the same before they start. It goes to all machines at once,
 by the ssh command in the variable SSH (default: ssh) that mpirun will use too, and takes at most
@@ -55,11 +55,12 @@ def probe(wanted):
     """Look at this machine; each machine runs this file for it, sent by ssh.
 
     Returns:
-        A dict; versions and hash are None where there is nothing.
+        A dict; versions and hashes are None where there is nothing.
     """
     found = {"name": socket.gethostname(), "clock": time.time(),
              "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
-             "scripts": None, "data": files_of(wanted["data"]),
+             "scripts": [hash_of(folder) for folder in wanted["scripts"]],
+             "data": files_of(wanted["data"]),
              "start_folder": os.path.isdir(wanted["start_folder"]),
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -68,11 +69,14 @@ def probe(wanted):
         said = subprocess.run([wanted["mpirun"], "--version"], capture_output=True, text=True,
                               timeout=8, check=True).stdout
         found["Open MPI"] = said.split()[3]
-    scripts = sorted(Path(wanted["scripts"]).glob("*.py"))
-    if scripts:
-        everything = b"".join(script.read_bytes() for script in scripts)
-        found["scripts"] = hashlib.sha256(everything).hexdigest()
     return {**found, **probe_network(wanted)}
+
+
+def hash_of(folder):
+    """A number for all Python files of a folder; None if there are none."""
+    scripts = sorted(Path(folder).glob("*.py"))
+    everything = b"".join(script.read_bytes() for script in scripts)
+    return hashlib.sha256(everything).hexdigest() if scripts else None
 
 
 def files_of(folder):
@@ -229,7 +233,8 @@ def judge(answers, here, hosts, wanted):
         rows.append(row)
 
         def check(column, right, text, sentence, host=host, row=row):
-            row[column] = text if right else f"{text}!"
+            if not row.get(column, "").endswith("!"):  # what was wrong before stays
+                row[column] = text if right else f"{text}!"
             if not right:
                 faults.append(f"{host}: {sentence}")
 
@@ -244,9 +249,9 @@ def judge(answers, here, hosts, wanted):
             check(what, answer[what] == here[what], answer[what] or "none",
                   f"{what} is {answer[what] or 'missing'} there, {here[what]} here; install the "
                   "same version")
-        same = answer["scripts"] == here["scripts"]
-        check("scripts", same, "ok" if answer["scripts"] else "none",
-              f"{wanted['scripts']} does not hold the same scripts there as here; copy the folder")
+        for folder, theirs, ours in zip(wanted["scripts"], answer["scripts"], here["scripts"]):
+            check("scripts", theirs == ours, "ok" if theirs else "none",
+                  f"{folder} does not hold the same scripts there as here; copy the folder")
         if not answer["start_folder"]:
             check("scripts", False, "ok", f"the folder {wanted['start_folder']}, where you are, "
                                           "does not exist there; make it")
@@ -296,7 +301,7 @@ def check_all(hosts, ranks, scripts, data, mpirun, interface):
     first, slots = hosts[0][0], sum(number for _, number in hosts)
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
-    wanted = {"scripts": os.path.abspath(scripts), "start_folder": os.getcwd(),
+    wanted = {"scripts": list(map(os.path.abspath, scripts)), "start_folder": os.getcwd(),
               "data": data and os.path.abspath(data), "mpirun": mpirun, "interface": interface,
               "address": os.getenv("MS_SCHED_HOST") or address_of(first), "ports": ports}
     if not wanted["address"]:
@@ -334,7 +339,8 @@ def main():
     where.add_argument("--hostfile")
     parser.add_argument("--ranks", type=int, default=0, help="how many ranks will be started")
     parser.add_argument("--data-path", default=os.getenv("DATA_PATH"), help="(DATA_PATH)")
-    parser.add_argument("--scripts", default=".", help="folder of the scripts (this folder)")
+    parser.add_argument("--scripts", default=["."], nargs="+", metavar="FOLDER",
+                        help="folders of the scripts (this folder)")
     parser.add_argument("--mpirun", default=shutil.which("mpirun"),
                         help="path of mpirun, the same on all machines")
     parser.add_argument("--interface", help="network interface that the ranks will use")

@@ -1,8 +1,7 @@
-"""What ranks.py does on several machines. Not needed to understand a lesson: skip it.
+"""What launchers know of several machines; tools/launch.py loads this file from here.
 
-ranks.py loads this file where the folder lies beside a lesson's: add_options() when it reads its
-options, prepare() before the start, blame() after a failure. mpirun starts all ranks from one
-machine (--hosts, --hostfile); msrun is started on each machine (--nodes).
+mpirun starts all ranks from one machine (--hosts, --hostfile); msrun is started on each machine
+(--nodes). prepare() looks before the start, blame() after a failure.
 """
 
 import argparse
@@ -14,7 +13,6 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import __main__ as ranks  # noqa: E402  # ranks.py, which loads this file
 import check_hosts  # noqa: E402  # beside this file
 
 # mpirun hands no variable to other machines by itself.
@@ -23,7 +21,7 @@ HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET
 
 
 def add_options(parser):
-    """The options of ranks.py that several machines need."""
+    """The options that several machines need."""
     parser.add_argument("--hosts", action=Machines, metavar="HOST:SLOTS,...",
                         help="with mpirun: the machines, and the cards or processes of each")
     parser.add_argument("--hostfile", action=Machines, metavar="FILE",
@@ -54,39 +52,40 @@ class Machines(argparse.Action):
         setattr(args, self.dest, value)
 
 
-def prepare(args, _=None):
+def prepare(args, launch):
     """Check this machine and the others; raises ValueError for what cannot be started."""
     if not re.fullmatch(r"[1-9]\d{0,4}", args.wait):
         raise ValueError(f"--wait must be a whole number of seconds, not '{args.wait}'")
     if not re.fullmatch(r"[1-9]\d{0,3}", args.nodes):
         raise ValueError(f"--nodes must be a whole number from 1, not '{args.nodes}'")
     if args.machines:
-        prepare_mpirun(args)
+        prepare_mpirun(args, launch)
     elif args.nodes != "1":
-        prepare_msrun(args)
+        prepare_msrun(args, launch)
 
 
-def check_script(args):
+def check_script(args, launch):
     """The script's own check, now: what is wrong here need not be looked for elsewhere."""
     if args.check:
-        ranks.check_script(args)
+        launch.check_script(args)
         args.check = False
 
 
 # ---------------------------------------------------------------------------------------- mpirun
-def prepare_mpirun(args):
-    """Check all machines in one table; tell ranks.py how mpirun reaches them."""
+def prepare_mpirun(args, launch):
+    """Check all machines in one table; fill in how mpirun and the ranks find their way."""
     mpirun, folder = shutil.which("mpirun"), os.path.dirname(args.script)
     if re.search(r"\s", mpirun + folder):
         raise ValueError("Open MPI starts nothing on other machines from a path with a space "
                              f"({mpirun}, {folder}); move the environment or this folder, or use "
                              "run_msrun.sh --nodes")
-    check_script(args)
+    check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
     # mpirun begins with the machine it runs on.
     hosts = sorted(args.machines, key=lambda host: not check_hosts.is_here(host[0]))
-    address, port = check_hosts.check_all(hosts, args.n, folder, data, mpirun, args.interface)
+    scripts = [folder, os.path.dirname(launch.__file__)]
+    address, port = check_hosts.check_all(hosts, args.n, scripts, data, mpirun, args.interface)
     machine_of = [host for host, slots in hosts for _ in range(slots)][:args.n]
     args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
     args.local = range(machine_of.count(machine_of[0]))
@@ -99,7 +98,7 @@ def prepare_mpirun(args):
         os.environ.update(NCCL_SOCKET_IFNAME=args.interface, HCCL_SOCKET_IFNAME=args.interface)
     args.command = mpirun_options(args)
     for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
-        if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not ranks.OWN_VARIABLES.match(name):
+        if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name):
             args.command += ["-x", name]
 
 
@@ -132,7 +131,7 @@ def mpirun_options(args):
 
 
 # ----------------------------------------------------------------------------------------- msrun
-def prepare_msrun(args):
+def prepare_msrun(args, launch):
     """Is this the machine that --node-rank says, and can the ranks meet? Then msrun's options."""
     nodes, address = int(args.nodes), args.master_addr
     if args.n % nodes:
@@ -145,7 +144,7 @@ def prepare_msrun(args):
     if not re.fullmatch(r"[1-9]\d{0,4}", args.master_port):
         raise ValueError(f"--nodes {nodes} needs --master-port, a free port, not "
                              f"'{args.master_port}'")
-    check_script(args)
+    check_script(args, launch)
     if not check_hosts.address_of(address):
         raise ValueError(f"--master-addr {address} has no address; correct the name, or add it "
                              "to /etc/hosts")

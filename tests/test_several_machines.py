@@ -48,7 +48,7 @@ def on_one_host(mnist, tmp_path_factory):
         (folder / "done").touch()
     trained = jobs.parameters(folder / "ckpt" / "rank_0.ckpt")
     with pytest.raises(AssertionError, match="train something else"):  # a difference would be seen
-        check_same({**trained, "network.dense_relu_sequential.0.weight": 0}, trained)
+        check_same({name: value + 2e-5 for name, value in trained.items()}, trained)
     return trained
 
 
@@ -87,8 +87,9 @@ def write(path, text):
 
 
 def copy_of_the_lesson(folder, script="run.sh", *changes):
-    """A copy of mnist_ddp with planted changes, and several_machines beside it."""
-    (folder / "several_machines").symlink_to(TOOLS)
+    """A copy of mnist_ddp with planted changes, and beside it what its launchers use."""
+    for neighbour in ("several_machines", "tools"):
+        (folder / neighbour).symlink_to(jobs.REPO / neighbour)
     return jobs.planted("mnist_ddp", folder, script, *changes)
 
 
@@ -211,10 +212,16 @@ def endings(running, record_property, within=NOTICED):
     return [ends[number] for number in range(len(running))]
 
 
-@pytest.mark.parametrize("fault", ["killed", "link down", "launcher ended"])
+@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended"])
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
-    with first.job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
+    lesson = LESSON
+    if "deaf" in fault:  # as when it has just sent something: then the ranks' agents alone notice
+        jobs.planted("several_machines", tmp_path, "hosts.py", ('"oob_tcp_keepalive_time": 5', (
+            '"oob_tcp_keepalive_time": 0'))).rename(tmp_path / "several_machines")
+        shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
+        lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
+    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
         if fault == "launcher ended":
             launcher, = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
@@ -234,9 +241,10 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
                 # The far side is cut off and must find out by itself.
                 while second.processes() and time.monotonic() < started + NOTICED:
                     time.sleep(0.2)
+                record_property("seconds_far_side", round(time.monotonic() - started, 1))
                 assert second.processes() == []
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
-        nothing_left(both, None if fault == "link down" else end.result)
+        nothing_left(both, None if "link down" in fault else end.result)
         assert jobs.marked(job.mark) == []
 
 
@@ -254,6 +262,7 @@ def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
             first.job("bash", "-c", f"$SSH node2 '{endless.format('plain')}'", cwd=tmp_path) as plain:
         job.wait_for("watched runs")
         plain.wait_for("plain runs")
+        time.sleep(1)  # until Open MPI has nothing to say
         with second.link_down():
             result = job.finish(NOTICED)
             assert result.code not in (0, 3)
@@ -412,7 +421,7 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     """What cannot be brought about between namespaces: answers of real probes, changed, and what is said of them."""
     code = ("import os, sys\n"
             "import check_hosts as check\n"
-            "wanted = {'scripts': sys.argv[1], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
+            "wanted = {'scripts': [sys.argv[1]], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
             "          'interface': None, 'address': '127.0.0.1', 'ports': [int(os.environ['PORT'])], 'first': True}\n"
             "here = check.probe(wanted)\n"
             "late = {**here, 'name': 'other', 'clock': here['clock'] - 7200, 'cards': 4, 'cut': 'No route to host'}\n"
