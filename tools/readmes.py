@@ -66,7 +66,8 @@ PRINTED_BY = {
     r"^run\.sh: rank 1 failed, exit code 137":
         "(sleep 5; for _ in {1..400}; do ! grep -q 'step: 3' device1/train.log1 || break; sleep 0.5; done; "
         "for process in /proc/[0-9]*; do "
-        "[[ $(readlink $process/cwd) != $PWD/device1 ]] || kill -9 ${process#/proc/}; done) 2>/dev/null & "
+        "[[ $(readlink $process/cwd) != $PWD/device1 ]] || ! grep -qz '^RANKS_RANK=1$' $process/environ || "
+        "kill -9 ${process#/proc/}; done) 2>/dev/null & "
         "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 1 1 1 1",
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
