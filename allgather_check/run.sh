@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Checks that N processes of this machine can communicate: N cards, or N CPU processes where there is
-# none.
+# Checks that N processes of this machine can communicate: N cards, or CPU processes if it has none.
 #     bash run.sh [N]
 # N is 4 unless given. Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, 1 for a
 # wrong result.

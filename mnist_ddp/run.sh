@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on N processes of this machine with mpirun: N cards, or N CPU processes where there is none.
+# Trains on N processes of this machine with mpirun: N cards, or CPU processes if there is none.
 #     bash run.sh [DATA_PATH [N]] [-- options of train_ddp.py]
 # DATA_PATH is the folder of the MNIST files (default: the variable DATA_PATH), N the number of
 # processes (4). Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of

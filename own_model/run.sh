@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Trains on N processes of this machine with mpirun: N cards, or N CPU processes where there is none.
+# Trains on N processes of this machine with mpirun: N cards, or CPU processes if there is none.
 #     bash run.sh [N] [-- options of train_distributed.py]
-# N is 2 unless given. Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that
-# of the rank that failed. To start a script of your own: change SCRIPT.
+# N is 2 unless given. Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else
+# that of the rank that failed. To start a script of your own: change SCRIPT.
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
