@@ -1,4 +1,4 @@
-"""What ranks.py knows of rank tables; it loads this file from here. Not needed to understand a lesson: skip it.
+"""What launchers know of rank tables; tools/launch.py loads this file from here.
 
 A job on Ascend cards is described by a rank table: which server and card each rank has. On CPU and GPU no table is
 needed, but run_cluster.sh takes from it which ranks run on this machine.
@@ -18,12 +18,12 @@ HERE = Path(__file__).resolve().parent
 
 
 def add_options(parser):
-    """The options of ranks.py --with table."""
+    """The options of --with table."""
     parser.add_argument("--table", metavar="FILE", help="the rank table (RANK_TABLE_FILE, or the one here for N ranks)")
     parser.add_argument("--first", metavar="RANK", help="start only the ranks of the server whose first rank this is")
 
 
-def prepare(args, ranks):
+def prepare(args, launch):
     """Check the table, and this machine against it; fills args.local and args.devices.
 
     Raises:
@@ -49,7 +49,7 @@ def prepare(args, ranks):
         run("cards.py", "--devices", *(args.devices[rank] for rank in args.local),
             "--first-rank", str(args.local[0]), *own)
     else:
-        choose_port(args, ranks)
+        choose_port(args, launch)
 
 
 def run(tool, *arguments):
@@ -97,7 +97,7 @@ def check_server(args, server):
           "machine; is it the right table?", file=sys.stderr)
 
 
-def choose_port(args, ranks):
+def choose_port(args, launch):
     """Where the ranks' scheduler listens: MS_SCHED_HOST and MS_SCHED_PORT, else a free port here.
 
     run_cluster.sh takes 28117, so that all machines mean the same one, and waits for the machine with rank 0.
@@ -105,27 +105,28 @@ def choose_port(args, ranks):
     host, port = os.environ.setdefault("MS_SCHED_HOST", "127.0.0.1"), os.getenv("MS_SCHED_PORT")
     if args.first is not None:
         port = os.environ.setdefault("MS_SCHED_PORT", "28117")
-    if port is None:
-        return  # ranks.py takes a free one
-    if not re.fullmatch(r"[1-9]\d{0,4}", port) or int(port) > 65535:
+    if port is not None and (not re.fullmatch(r"[1-9]\d{0,4}", port) or int(port) > 65535):
         raise ValueError(f"MS_SCHED_PORT is '{port}'; set it to a free port")
     if args.local[0] == 0:
         try:
-            socket.create_server((host, int(port))).close()
+            socket.create_server((host, int(port or 0))).close()  # none: launch.py takes a free one
         except OSError as error:
             raise ValueError(f"no scheduler can listen on {host}:{port}: {error.strerror}; set MS_SCHED_HOST and "
                              "MS_SCHED_PORT to an address of this machine and a free port") from None
         return
-    args.before_start = lambda: await_scheduler(args, ranks, (host, int(port)))
+    args.scheduler = host, int(port)
 
 
-def await_scheduler(args, ranks, where, seconds=120):
+def await_others(args, launch, seconds=120):
     """Wait for the scheduler of the machine with rank 0; ends this program if it does not come."""
+    where = getattr(args, "scheduler", None)
+    if not where:
+        return
     at = "{}:{}".format(*where)
-    if not ranks.listens(where):
+    if not launch.listens(where):
         print(f"{args.name}: waiting for the scheduler at {at}; run_cluster.sh with RANK_START 0 starts it", flush=True)
     deadline = time.monotonic() + seconds
-    while not ranks.listens(where):
+    while not launch.listens(where):
         if time.monotonic() > deadline:
             sys.exit(f"{args.name}: no scheduler at {at} after {seconds} s; start run_cluster.sh with RANK_START 0 on "
                      "the first server, with the same MS_SCHED_HOST and MS_SCHED_PORT")
