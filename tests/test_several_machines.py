@@ -113,12 +113,13 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
             time.sleep(4)
             assert 0 in ranks_on(start), "rank 0, and the scheduler with it, must not end before the last rank"
         result = job.finish(300)
-    check_same(check_training(result, tmp_path, 4, mpirun_log, mnist), on_one_host)
+    check_training(result, tmp_path, 4, mpirun_log, mnist)
+    check_same(jobs.parameters(tmp_path / "ckpt" / "rank_0.ckpt"), on_one_host)
     assert re.search(r"^host +slots +ssh +Python +MindSpore +Open MPI +scripts +data +clock +network$", result.output,
                      re.MULTILINE)
     assert re.search(r"^node2 +2 +ok +|^10.77.0.2 +2 +ok +", result.output, re.MULTILINE)
     where = "10.77.0.2" if start is both[0] else "node1"
-    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+$", result.output, re.MULTILINE)
+    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+ \(log_output/1/rank\.3/stdout\)$", result.output, re.MULTILINE)
     nothing_left(both)
 
 
@@ -148,9 +149,9 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
         assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
         result = job.finish(300)
     assert result.seconds > 20
-    trained = check_training(result, lesson, 4, lambda folder, rank: folder / f"log_msrun_{rank // 2}" /
-                             f"worker_{rank}.log", mnist)
-    check_same(trained, on_one_host)
+    check_training(result, lesson, 4, lambda folder, rank: folder / f"log_msrun_{rank // 2}" / f"worker_{rank}.log",
+                   mnist)
+    check_same(jobs.parameters(lesson / "ckpt" / "rank_0.ckpt"), on_one_host)
     assert len(re.findall(r"^rank \d: loss", result.output, re.MULTILINE)) == 4
     nothing_left(both)
 
