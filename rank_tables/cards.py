@@ -119,7 +119,7 @@ def ask_address(tool: str, device_id: int) -> tuple[Address | None, str]:
 
 # ---------------------------------------------------------------------- the check before a start
 
-class Refusal(Exception):
+class Refusal(ValueError):
     """The ranks cannot start on these cards; the message is the sentence for the user."""
 
 

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import cards  # noqa: E402  # beside this file
 
 
 def add_options(parser):
@@ -45,9 +45,9 @@ def prepare(args, launch):
     if args.dry_run:
         return
     if args.target == "Ascend":
-        own = [] if not table else ["--table", str(table), "--server", servers[args.local[0]]]
-        run("cards.py", "--devices", *(args.devices[rank] for rank in args.local),
-            "--first-rank", str(args.local[0]), *own)
+        cards.check_cards([int(args.devices[rank]) for rank in args.local], args.local[0])
+        if table:
+            cards.check_addresses(table, servers[args.local[0]])
     else:
         choose_port(args, launch)
 
@@ -66,7 +66,7 @@ def read(args, table):
         raise ValueError(f"the rank table {table} does not exist; give its path, or make one: python "
                          f"{os.path.relpath(HERE)}/rank_table.py make --help")
     os.environ["RANK_TABLE_FILE"] = table = os.path.abspath(table)
-    run("rank_table.py", "check", table, "--size", str(args.n))
+    print(run("rank_table.py", "check", table, "--size", str(args.n)), end="", flush=True)
     _, args.devices, servers = zip(*map(str.split, run("rank_table.py", "ranks", table).splitlines()))
     starts = [str(rank) for rank in range(args.n) if rank == 0 or servers[rank] != servers[rank - 1]]
     if args.first is None:
