@@ -44,7 +44,6 @@ def make_parser():
     add("--batch-size", type=at_least(1), default=32, help="images a step, on each rank")
     add("--image-size", type=at_least(32), default=224, help="pictures are resized to it")
     add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
-    add("--lr", type=float, default=0.01, help="learning rate")
     add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
     add("--check", action="store_true", help="only check options and data, then stop")
     checkpoints.add_options(parser)
@@ -61,7 +60,7 @@ def join_ranks(parallel_mode, **settings):
     if target == "Ascend" and "DEVICE_ID" in os.environ:
         ms.set_context(device_id=int(os.environ["DEVICE_ID"]))
 
-    # distributed: connect to the others, if a launcher started this process as one of several
+    # distributed: if a launcher started several ranks, connect to them and average the gradients
     if not ranks.join():
         print("One process. To start 8: bash run.sh DATA_PATH 8", flush=True)
         return 0, 1
@@ -88,8 +87,8 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
     dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
                                 shard_id=rank_id, num_samples=steps and steps * batch_size)
     ds.config.set_seed(1 + rank_id)  # distributed: other random crops and flips on each rank
-    dataset = dataset.map([ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)),
-                           ds.vision.RandomHorizontalFlip(), *to_network_input(image_size)], "image")
+    crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
+    dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
     return dataset.batch(batch_size, drop_remainder=True)
 
@@ -125,7 +124,7 @@ def test_train_cifar(argv=()):
                              args.steps)
     ms.set_seed(1)  # distributed: all ranks start from the same weights
     net = resnet50(num_classes=10, blocks=args.blocks)
-    optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
     train(model, dataset, args, rank, rank_size)
     print_accuracy(net, args, to_network_input(args.image_size), rank, rank_size)

@@ -81,7 +81,7 @@ def test_train_cifar(argv=()):
     net = resnet50(num_classes=10, blocks=args.blocks)
     net.conv1.conv2d.shard((strategy, (1, 1, 1, 1)))
 
-    optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
     base.train(model, dataset, args, rank, rank_size)
 

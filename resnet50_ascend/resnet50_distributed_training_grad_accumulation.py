@@ -57,7 +57,7 @@ def test_train_cifar(argv=()):
     for _, cell in net.cells_and_names():
         if args.freeze_bn and isinstance(cell, nn.BatchNorm2d):
             cell.use_batch_statistics = False
-    optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     network = nn.WithLossCell(net, SoftmaxCrossEntropyExpand(sparse=True))
     model = Model(TrainWithAccumulation(network, optimizer, args.micro_batches, rank_size))
     train(model, dataset, args, rank, rank_size, loss_every=args.micro_batches)

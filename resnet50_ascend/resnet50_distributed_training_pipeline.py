@@ -84,7 +84,7 @@ def test_train_cifar(argv=()):
     ms.set_seed(1)  # distributed: all ranks start from the same weights
     net = resnet50(num_classes=10, blocks=args.blocks)
     cut_into_stages(net, args.stages)  # distributed: which layers are whose
-    optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     # distributed: micro batches go through the stages one after the other
     pipeline = nn.PipelineCell(LossOfMicroBatch(net, args.micro_batches), args.micro_batches)
     train(Model(pipeline, optimizer=optimizer), dataset, args, rank, rank_size)
