@@ -119,7 +119,8 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
                      re.MULTILINE)
     assert re.search(r"^node2 +2 +ok +|^10.77.0.2 +2 +ok +", result.output, re.MULTILINE)
     where = "10.77.0.2" if start is both[0] else "node1"
-    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+ \(log_output/1/rank\.3/stdout\)$", result.output, re.MULTILINE)
+    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+ \(log_output/1/rank\.3/stdout\)$", result.output,
+                     re.MULTILINE)
     nothing_left(both)
 
 
