@@ -3,12 +3,10 @@
     export CUDA_VISIBLE_DEVICES=0,1,2,3      # without a card four CPU processes rehearse it
     export DATA_PATH=/path/fruits-360        # pictures: Training/<class>/*.jpg, Test/<class>/*.jpg
     mpirun -n 4 python3 gpu_distributed_train.py
-As root add --allow-run-as-root, on a CPU with fewer than 4 cores --oversubscribe. The same checked
-before the start, watched, and without Open MPI:
+As root add --allow-run-as-root, on few CPU cores --oversubscribe. Checked, watched, by msrun:
     python3 ranks.py -n 4 --with msrun --check gpu_distributed_train.py
 A small run, one or two minutes on a laptop without a card:
     mpirun -n 2 python3 gpu_distributed_train.py --epochs 1 --steps 4 --image-size 32
-
 Each rank prints its loss, once an epoch where the data are sunk to the card, else once a step, and
 saves ckpt/fruit_360_renet50_<rank>-<epoch>_<step>.ckpt after each epoch; rank 0 prints the result:
     rank size: 4, rank id: 0
@@ -27,7 +25,6 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn
-from mindspore.dataset import vision
 from mindspore.train import LossMonitor, Model
 
 import checkpoints
@@ -43,15 +40,14 @@ from sync_batch_norm import synchronise_batch_norm
 
 parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures.")
 add = parser.add_argument
-add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), help="(DATA_PATH)")
+add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data")
 add("--epochs", type=at_least(1), default=10)
-add("--steps", type=at_least(1), help="end each epoch after this many steps")
-add("--lr", type=float, default=0.01, help="learning rate")
+add("--steps", type=at_least(1), help="end each epoch after so many steps")
 add("--image-size", type=at_least(32), default=100, help="pixels of a training picture")
-add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), metavar="N",
-    help="blocks in each stage of ResNet; 1 1 1 1 compiles several times faster")
+add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
 add("--no-augment", action="store_true", help="train on whole pictures: no crops, no flips")
-add("--no-sink", action="store_true", help="hand over the data step by step")
+add("--lr", type=float, default=0.01, help="learning rate")
+add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
 add("--check", action="store_true", help="only check options and data, then stop")
 checkpoints.add_options(parser, folder="ckpt")
 # distributed: a batch is a rank's; by default all ranks together take the tutorial's 32
@@ -59,14 +55,14 @@ add("--batch-size", type=at_least(1), help="pictures a step, on each rank (32 //
 add("--sync-bn", action="store_true", help="batch norm over the pictures of all ranks")
 
 args = parser.parse_args()
-data = args.data_path  # its folder, names of the classes, numbers of pictures
 if args.check:
-    size, batch = args.image_size, args.batch_size or 32  # distributed: 32 // ranks is less
-    print(f"needs {memory_of_a_rank(size, batch)} MB a rank on CPU")
+    batch = args.batch_size or 32  # distributed: 32 // ranks is less
+    print(f"needs {memory_of_a_rank(args.image_size, batch)} MB a rank on CPU")
     sys.exit()
 
 choose_device()
 ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(0)  # distributed: all ranks start from the same weights
 # distributed: connect (NCCL on GPU, MCCL on CPU); all hold all weights, gradients are averaged
 rank, rank_size = 0, 1
 if ranks.join():
@@ -79,43 +75,29 @@ print(f"rank size: {rank_size}, rank id: {rank}", flush=True)
 args.batch_size = args.batch_size or max(1, 32 // rank_size)
 
 
-# ------------------------------------------------------------------------------------ data sets
-def create_dataset(mode):
-    """Batches of "train" or "test" pictures, float32 (batch, 3, size, size), and int32 (batch,)."""
-    ds.config.set_seed(0)
-    size = args.image_size
-    if mode == "train":
-        dataset = ds.ImageFolderDataset(
-            f"{data.folder}/Training", decode=True, shuffle=True,
-            num_samples=args.steps and args.steps * args.batch_size,
-            num_shards=rank_size, shard_id=rank,  # distributed: one order, each takes its share
-        )
-    else:
-        size = size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
-        dataset = ds.ImageFolderDataset(
-            f"{data.folder}/Test", decode=True,
-            # distributed: each picture is tested once, by one of the ranks
-            sampler=ds.SubsetSampler(range(rank, data.test_images, rank_size)),
-        )
-    normalise = vision.Normalize([127.5] * 3, [127.5] * 3)  # from 0 ... 255 to -1 ... 1
-    transforms = [vision.Resize((size, size)), normalise, vision.HWC2CHW()]
-    if mode == "train" and not args.no_augment:
-        ds.config.set_seed(rank)  # distributed: other random crops and flips on each rank
-        crop = vision.RandomCrop((32, 32), (4, 4, 4, 4))
-        transforms = [crop, vision.RandomHorizontalFlip(), *transforms]
-    dataset = dataset.map(transforms, "image").map(ds.transforms.TypeCast(ms.int32), "label")
-    return dataset.batch(args.batch_size, drop_remainder=mode == "train")
+def create_dataset(part, sampler, transforms, size):
+    """Batches of float32 (batch, 3, size, size), between -1 and 1, and of int32 (batch,)."""
+    dataset = ds.ImageFolderDataset(f"{args.data.folder}/{part}", sampler=sampler, decode=True)
+    normalise = [ds.vision.Normalize([127.5] * 3, [127.5] * 3), ds.vision.HWC2CHW()]
+    dataset = dataset.map([*transforms, ds.vision.Resize((size, size)), *normalise], "image")
+    dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
+    return dataset.batch(args.batch_size, drop_remainder=part == "Training")
 
 
-train_dataset, test_dataset = create_dataset("train"), create_dataset("test")
-train_batch_num = train_dataset.get_dataset_size()
-if train_batch_num == 0:
+crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
+images = args.steps and args.steps * args.batch_size
+sampler = ds.DistributedSampler(rank_size, rank, num_samples=images)  # distributed: its share
+share = range(rank, args.data.test_images, rank_size)  # distributed: each picture is tested once
+train_dataset = create_dataset("Training", sampler, [] if args.no_augment else crop_and_flip,
+                               args.image_size)
+test_size = args.image_size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
+test_dataset = create_dataset("Test", ds.SubsetSampler(share), [], test_size)
+if (train_batch_num := train_dataset.get_dataset_size()) == 0:
     sys.exit("There are fewer training pictures than a step needs; use a smaller --batch-size.")
 print(f"train dataset batch num: {train_batch_num}", flush=True)
 print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
-ms.set_seed(0)  # distributed: all ranks start from the same weights
-net = resnet50(len(data.classes), args.blocks)
+net = resnet50(len(args.data.classes), args.blocks)
 # distributed: else batch norm sees this rank's pictures only
 if args.sync_bn and rank_size > 1:
     synchronise_batch_norm(net, rank_size)
@@ -123,16 +105,14 @@ if args.sync_bn and rank_size > 1:
 loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
 model = Model(net, loss_fn=loss, optimizer=optimizer)
-
-# -------------------------------------------------------------------------------- train and test
-# distributed: a name for each rank, no two write one file
-saved = checkpoints.Checkpoints(args.ckpt_dir, f"fruit_360_renet50_{rank}", rank_size)
-
+prefix = f"fruit_360_renet50_{rank}"  # distributed: no two ranks write one file
+saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size)  # distributed: of how many
+for file in () if args.resume else saved.files().values():
+    file.replace(f"{file}.unused")  # of an earlier run: it would mix with the new files
 first_epoch = saved.resume(model.train_network, args.resume)
-ds.config.set_fast_recovery(False)  # pass over the pictures and crops of the finished epochs
+ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished epochs
 train_dataset.set_init_step(first_epoch * train_batch_num)
-for file in () if args.resume else saved.files().values():  # of an earlier run: not to be mixed
-    file.replace(f"{file}.unused")
+ds.config.set_seed(rank)  # distributed: other crops and flips on each rank
 if first_epoch < args.epochs:
     model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
                 dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)
@@ -147,10 +127,9 @@ for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_nump
     filled = np.resize(image, (args.batch_size, *image.shape[1:]))  # one shape: compiled once
     logits = model.predict(ms.Tensor(filled)).asnumpy()[:len(label)]
     correct += np.sum(logits.argmax(axis=1) == label)
-# distributed: add up what all ranks have counted
+# distributed: add up what all ranks have counted; one says it
 if rank_size > 1:
     correct = ops.AllReduce()(ms.Tensor([correct], ms.float32)).asnumpy()[0]
-
-if rank == 0:  # distributed: all know the sum, one says it
-    print(f"eval result: {{'accuracy': {correct / data.test_images}}}", flush=True)
+if rank == 0:
+    print(f"eval result: {{'accuracy': {correct / args.data.test_images}}}", flush=True)
 ranks.leave()  # distributed: all ranks end together

@@ -5,7 +5,6 @@
     python3 gpu_single_train.py
 A small run, about a minute on a laptop without a card:
     python3 gpu_single_train.py --epochs 1 --steps 4 --image-size 32
-
 It prints its loss, once an epoch where the data are sunk to the card, else once a step, and saves
 ckpt/fruit_360_renet50-<epoch>_<step>.ckpt after each epoch:
     train dataset batch num: 2115
@@ -23,7 +22,6 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn
-from mindspore.dataset import vision
 from mindspore.train import LossMonitor, Model
 
 import checkpoints
@@ -33,74 +31,61 @@ from resnet import resnet50
 
 parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures.")
 add = parser.add_argument
-add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), help="(DATA_PATH)")
+add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data")
 add("--epochs", type=at_least(1), default=10)
-add("--steps", type=at_least(1), help="end each epoch after this many steps")
-add("--lr", type=float, default=0.01, help="learning rate")
+add("--steps", type=at_least(1), help="end each epoch after so many steps")
 add("--image-size", type=at_least(32), default=100, help="pixels of a training picture")
-add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), metavar="N",
-    help="blocks in each stage of ResNet; 1 1 1 1 compiles several times faster")
+add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
 add("--no-augment", action="store_true", help="train on whole pictures: no crops, no flips")
-add("--no-sink", action="store_true", help="hand over the data step by step")
+add("--lr", type=float, default=0.01, help="learning rate")
+add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
 add("--check", action="store_true", help="only check options and data, then stop")
 checkpoints.add_options(parser, folder="ckpt")
 add("--batch-size", type=at_least(1), default=32, help="pictures a step")
 args = parser.parse_args()
-data = args.data_path  # its folder, names of the classes, numbers of pictures
 if args.check:
-    size, batch = args.image_size, args.batch_size
-    print(f"needs {memory_of_a_rank(size, batch)} MB a rank on CPU")
+    batch = args.batch_size
+    print(f"needs {memory_of_a_rank(args.image_size, batch)} MB a rank on CPU")
     sys.exit()
 
 choose_device()
 ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(0)
 
 
-# ------------------------------------------------------------------------------------ data sets
-def create_dataset(mode):
-    """Batches of "train" or "test" pictures, float32 (batch, 3, size, size), and int32 (batch,)."""
-    ds.config.set_seed(0)
-    size = args.image_size
-    if mode == "train":
-        dataset = ds.ImageFolderDataset(
-            f"{data.folder}/Training", decode=True, shuffle=True,
-            num_samples=args.steps and args.steps * args.batch_size,
-        )
-    else:
-        size = size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
-        dataset = ds.ImageFolderDataset(
-            f"{data.folder}/Test", decode=True,
-            shuffle=False,
-        )
-    normalise = vision.Normalize([127.5] * 3, [127.5] * 3)  # from 0 ... 255 to -1 ... 1
-    transforms = [vision.Resize((size, size)), normalise, vision.HWC2CHW()]
-    if mode == "train" and not args.no_augment:
-        crop = vision.RandomCrop((32, 32), (4, 4, 4, 4))
-        transforms = [crop, vision.RandomHorizontalFlip(), *transforms]
-    dataset = dataset.map(transforms, "image").map(ds.transforms.TypeCast(ms.int32), "label")
-    return dataset.batch(args.batch_size, drop_remainder=mode == "train")
+def create_dataset(part, sampler, transforms, size):
+    """Batches of float32 (batch, 3, size, size), between -1 and 1, and of int32 (batch,)."""
+    dataset = ds.ImageFolderDataset(f"{args.data.folder}/{part}", sampler=sampler, decode=True)
+    normalise = [ds.vision.Normalize([127.5] * 3, [127.5] * 3), ds.vision.HWC2CHW()]
+    dataset = dataset.map([*transforms, ds.vision.Resize((size, size)), *normalise], "image")
+    dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
+    return dataset.batch(args.batch_size, drop_remainder=part == "Training")
 
 
-train_dataset, test_dataset = create_dataset("train"), create_dataset("test")
-train_batch_num = train_dataset.get_dataset_size()
-if train_batch_num == 0:
+crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
+images = args.steps and args.steps * args.batch_size
+sampler = ds.RandomSampler(num_samples=images)
+share = range(args.data.test_images)
+train_dataset = create_dataset("Training", sampler, [] if args.no_augment else crop_and_flip,
+                               args.image_size)
+test_size = args.image_size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
+test_dataset = create_dataset("Test", ds.SubsetSampler(share), [], test_size)
+if (train_batch_num := train_dataset.get_dataset_size()) == 0:
     sys.exit("There are fewer training pictures than a step needs; use a smaller --batch-size.")
 print(f"train dataset batch num: {train_batch_num}", flush=True)
 print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
-ms.set_seed(0)
-net = resnet50(len(data.classes), args.blocks)
+net = resnet50(len(args.data.classes), args.blocks)
 loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
 model = Model(net, loss_fn=loss, optimizer=optimizer)
-
-# -------------------------------------------------------------------------------- train and test
-saved = checkpoints.Checkpoints(args.ckpt_dir, "fruit_360_renet50", rank_size=1)
+prefix = "fruit_360_renet50"
+saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size=1)
+for file in () if args.resume else saved.files().values():
+    file.replace(f"{file}.unused")  # of an earlier run: it would mix with the new files
 first_epoch = saved.resume(model.train_network, args.resume)
-ds.config.set_fast_recovery(False)  # pass over the pictures and crops of the finished epochs
+ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished epochs
 train_dataset.set_init_step(first_epoch * train_batch_num)
-for file in () if args.resume else saved.files().values():  # of an earlier run: not to be mixed
-    file.replace(f"{file}.unused")
 if first_epoch < args.epochs:
     model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
                 dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)
@@ -110,4 +95,4 @@ for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_nump
     filled = np.resize(image, (args.batch_size, *image.shape[1:]))  # one shape: compiled once
     logits = model.predict(ms.Tensor(filled)).asnumpy()[:len(label)]
     correct += np.sum(logits.argmax(axis=1) == label)
-print(f"eval result: {{'accuracy': {correct / data.test_images}}}", flush=True)
+print(f"eval result: {{'accuracy': {correct / args.data.test_images}}}", flush=True)

@@ -47,7 +47,6 @@ def make_parser():
     add("--batch-size", type=at_least(1), default=32, help="images a step, on each rank")
     add("--image-size", type=at_least(32), default=224, help="pictures are resized to it")
     add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
-    add("--lr", type=float, default=0.01, help="learning rate")
     add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
     add("--check", action="store_true", help="only check options and data, then stop")
     checkpoints.add_options(parser)
@@ -72,23 +71,19 @@ def join_ranks(parallel_mode, **settings):
     return get_rank(), get_group_size()
 
 
-# Of CIFAR-10's red, green and blue. The tutorial lists blue first, but Cifar10Dataset gives RGB.
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-
-
 def to_network_input(image_size):
-    """From a uint8 picture (32, 32, 3) to float32 (3, image_size, image_size), normalised."""
+    """From a uint8 RGB picture (32, 32, 3) to float32 (3, image_size, image_size), normalised."""
     return [ds.vision.Resize((image_size, image_size)), ds.vision.Rescale(1.0 / 255.0, 0.0),
-            ds.vision.Normalize(MEAN, STD), ds.vision.HWC2CHW()]
+            ds.vision.Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
+            ds.vision.HWC2CHW()]
 
 
 def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, steps=None):
     """Batches of float32 (batch_size, 3, image_size, image_size) and of int32 (batch_size,)."""
     ds.config.set_seed(1)
     # distributed: all ranks shuffle alike; rank r takes the images r, r + rank_size, ...
-    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True,
-                                num_samples=steps and steps * batch_size,
-                                num_shards=rank_size, shard_id=rank_id)
+    dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
+                                shard_id=rank_id, num_samples=steps and steps * batch_size)
     ds.config.set_seed(1 + rank_id)  # distributed: other random crops and flips on each rank
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
     dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
@@ -104,8 +99,7 @@ def train(model, dataset, args, rank, rank_size, loss_every=1):
         saved = checkpoints.Checkpoints(folder, "auto_parallel", rank_size, keep=3)
         callbacks.append(saved)
         first_epoch = saved.resume(model.train_network, args.resume)
-        # Pass over the images of finished epochs, as if training had never stopped.
-        ds.config.set_fast_recovery(False)
+        ds.config.set_fast_recovery(False)  # pass over the images and crops of finished epochs
         dataset.set_init_step(first_epoch * dataset.get_dataset_size())
     if first_epoch < args.epochs:
         model.train(args.epochs, dataset, callbacks=callbacks, dataset_sink_mode=not args.no_sink,
@@ -125,7 +119,6 @@ def test_train_cifar(argv=()):
     if args.check:
         print(f"needs {memory_of_a_rank(args.image_size, args.batch_size)} MB a rank on CPU")
         return
-
     rank, rank_size = join_ranks("data_parallel" if args.sync_bn else args.parallel_mode)
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size,
                              args.steps)
@@ -135,7 +128,7 @@ def test_train_cifar(argv=()):
     if args.sync_bn and rank_size > 1:
         synchronise_batch_norm(net, rank_size)
 
-    optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
     train(model, dataset, args, rank, rank_size)
     print_accuracy(net, args, to_network_input(args.image_size), rank, rank_size)
