@@ -99,15 +99,21 @@ def find(lines, entries):
     return found
 
 
-def hint(log, code):
-    """"MEANS: DO" of the first entry that fits the end of a log ("-": stdin) or "exit code CODE"; else ""."""
+def hint(log, code, otherwise=()):
+    """"MEANS: DO" of the first entry that fits the end of a log or "exit code CODE"; else "".
+
+    Args:
+        log: path of the log, or "-" for stdin.
+        code: the exit code.
+        otherwise: lines to look at where the log cannot be read, because it is on another machine.
+    """
     try:
         with open(0 if log == "-" else log, "rb") as file:
             if file.seekable():
                 file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
     except OSError:
-        lines = []  # what the exit code says is better than nothing
+        lines = otherwise  # and what the exit code says is better than nothing
     found = find([*lines, f"exit code {code}"], read())
     return f"{found[0][0]['means']}: {found[0][0]['do']}" if found else ""
 

@@ -449,9 +449,9 @@ def report(args, job, code, failed):
     log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")
     lines = rank["lines"] if rank else Path(log).read_text(errors="replace").splitlines()[-30:]
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {log}:", *lines]), sys.stderr)
-    found = known_errors.find([*lines, f"exit code {code}"], known_errors.read())
-    if found:
-        say(f"{args.name}: hint: {found[0][0]['means']}: {found[0][0]['do']}", sys.stderr)
+    hint = known_errors.hint(log, code, lines)
+    if hint:
+        say(f"{args.name}: hint: {hint}", sys.stderr)
     return None
 
 
