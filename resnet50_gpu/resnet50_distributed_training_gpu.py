@@ -1,13 +1,11 @@
 """ResNet-50 on CIFAR-10, on several NVIDIA cards: automatic parallel, or data parallel.
 
-All cards of a machine, or those that CUDA_VISIBLE_DEVICES leaves; without a card two CPU processes
-rehearse it:
+All cards, or those that CUDA_VISIBLE_DEVICES leaves; without a card two CPU processes rehearse it:
     bash run_gpu.sh /path/cifar-10-batches-bin
 A small run that a laptop does in a minute:
     bash run_gpu.sh /path/cifar-10-batches-bin 2 -- --epochs 1 --steps 4 --image-size 32
-By hand:
+By hand, and in one process (pytest -s -v resnet50_distributed_training_gpu.py works too):
     DATA_PATH=/path/cifar-10-batches-bin mpirun -n 8 python resnet50_distributed_training_gpu.py
-One process (the tutorial's pytest -s -v resnet50_distributed_training_gpu.py works too):
     DATA_PATH=/path/cifar-10-batches-bin python resnet50_distributed_training_gpu.py
 
 Each rank prints the loss of its own images: on a GPU once an epoch, elsewhere after each step.
@@ -38,7 +36,7 @@ from sync_batch_norm import synchronise_batch_norm
 
 
 def make_parser():
-    """The options of this script that its variations have, too."""
+    """The options that the scripts of resnet50_ascend/ have, too."""
     parser = argparse.ArgumentParser(usage="%(prog)s [options]; --help lists them")
     add = parser.add_argument
     add("--data-path", type=cifar10_folder, default=os.getenv("DATA_PATH", ""), metavar="DIR")
@@ -53,12 +51,12 @@ def make_parser():
     return parser
 
 
-def join_ranks(parallel_mode, **settings):
+def join_ranks(parallel_mode):
     """Connect to the other ranks, if there are any; returns (rank, rank_size)."""
     ms.set_context(mode=ms.GRAPH_MODE)
     choose_device()
     target = ms.get_context("device_target")
-    # distributed: connect to the others, if a launcher started this process as one of several
+    # distributed: if a launcher started several ranks, connect to them and average the gradients
     if not ranks.join():
         print("One process. To start 8: bash run_gpu.sh DATA_PATH 8", flush=True)
         return 0, 1
@@ -66,7 +64,7 @@ def join_ranks(parallel_mode, **settings):
     if target == "CPU" and parallel_mode == "auto_parallel":
         print("MindSpore has no automatic parallel on CPU: going on in data parallel.", flush=True)
         parallel_mode = "data_parallel"
-    ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=True, **settings)
+    ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=True)
     print(f"rank {get_rank()} of {get_group_size()} on {target}, {parallel_mode}", flush=True)
     return get_rank(), get_group_size()
 
@@ -84,16 +82,15 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
     # distributed: all ranks shuffle alike; rank r takes the images r, r + rank_size, ...
     dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
                                 shard_id=rank_id, num_samples=steps and steps * batch_size)
-    ds.config.set_seed(1 + rank_id)  # distributed: other random crops and flips on each rank
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
     dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
     return dataset.batch(batch_size, drop_remainder=True)
 
 
-def train(model, dataset, args, rank, rank_size, loss_every=1):
+def train(model, dataset, args, rank, rank_size):
     """Train all epochs, or with --resume those that are left."""
-    callbacks, first_epoch = [LossMonitor(loss_every)], 0
+    callbacks, first_epoch = [LossMonitor()], 0
     if args.ckpt_dir:
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: no two ranks write one file
         saved = checkpoints.Checkpoints(folder, "auto_parallel", rank_size, keep=3)
@@ -111,8 +108,7 @@ def test_train_cifar(argv=()):
     parser = make_parser()
     parser.add_argument("--parallel-mode", choices=("auto_parallel", "data_parallel"),
                         default="auto_parallel", help="cut each operator as is best, or the batch")
-    parser.add_argument("--sync-bn", action="store_true",
-                        help="batch norm over the images of all ranks; implies data_parallel")
+    parser.add_argument("--sync-bn", action="store_true", help="batch norm over all ranks' images")
     parser.add_argument("--test-images", type=at_least(0), help="test on so many; 0: no test")
     args = parser.parse_args(argv)
     checkpoints.check_options(parser, args)
