@@ -21,7 +21,7 @@ import numpy as np
 from mindspore import Tensor
 
 import slices
-from networks import COLUMNS, columns_of
+from network import COLUMNS, SLICED, columns_of
 
 parser = argparse.ArgumentParser(description="Merge checkpoint slices, and cut them again.")
 parser.add_argument("source", type=Path, help="the --ckpt-dir of the job that saved")
@@ -44,12 +44,12 @@ if args.target.exists() and any(args.target.iterdir()):
 def by_hand(saved):
     """Merge the slices and cut them for args.ranks ranks; returns what each rank has."""
     whole = {name: value.asnumpy() for name, value in saved.ranks[0].items()}
-    for name in slices.SLICED if saved.slices > 1 else ():
+    for name in SLICED if saved.slices > 1 else ():
         whole[name] = np.concatenate([rank[name].asnumpy() for rank in saved.ranks], axis=1)
     cut = []
     for rank in range(args.ranks):
         columns = columns_of(rank, args.ranks)
-        cut.append({name: Tensor(value[:, columns].copy() if name in slices.SLICED else value)
+        cut.append({name: Tensor(value[:, columns].copy() if name in SLICED else value)
                     for name, value in whole.items()})
     return cut
 

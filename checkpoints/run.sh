@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains on N processes of this machine, N cards or N CPU processes, and starts again after failures.
+# Trains on N processes of this machine, cards or CPU processes, and starts again after failures.
 #     bash run.sh MODE N [--restarts R] -- --ckpt-dir DIR [more options of train.py]
 #     bash run.sh MODE N --dry-run [-- options]     compile all ranks' Ascend graphs, without a card
-# MODE is data_parallel, hybrid_parallel, or, not on CPU, semi_auto_parallel. Up to R times all ranks
-# start again with --resume if-saved: from what all of them have saved, or from the beginning.
+# MODE is data_parallel, hybrid_parallel, or, not on CPU, semi_auto_parallel. Up to R times all
+# ranks start again with --resume if-saved: from what all of them have saved, or from the beginning.
 # Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of the failed rank.
 set -euo pipefail
 
@@ -11,7 +11,6 @@ HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: there is no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh MODE N [--restarts R] [--dry-run] [-- options of train.py]"
-export DATA_PATH=none # the samples are made by the script
 mode="" ranks="" options=() # options: of ranks.py; those behind -- are of the script
 if (($# > 0)) && [[ "$1" != -* ]]; then mode="$1"; shift; fi
 if (($# > 0)) && [[ "$1" != -* ]]; then ranks="$1"; shift; fi

@@ -8,10 +8,9 @@ import mindspore as ms
 import numpy as np
 
 from checkpoints import Checkpoints
-from networks import BATCH, COLUMNS, ROWS, SAMPLES
+from network import BATCH, COLUMNS, ROWS, SAMPLES, SLICED
 
 PREFIX = "net"  # of the files: net-<epoch>_<step>.ckpt
-SLICED = ("weight", "moments.weight")
 
 
 class Saved:

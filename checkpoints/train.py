@@ -25,8 +25,8 @@ from mindspore.communication import get_group_size, get_rank, init
 import checkpoints
 import ranks
 import slices
-from networks import (BATCH, COLUMNS, ROWS, SAMPLES, HybridParallelNet, Net, SemiAutoParallelNet,
-                      TrainStep, check_mode, columns_of, initial_values, make_samples)
+from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, Net, check_mode, columns_of,
+                     make_samples)
 
 # ----------------------------------------------------------------------------------------- settings
 parser = argparse.ArgumentParser(description="Train a small network, with checkpoints.")
@@ -44,7 +44,7 @@ checkpoints.check_options(parser, args)
 try:
     check_mode(args.mode, int(os.getenv("RANK_SIZE", "1")))
     if args.mode == "semi_auto_parallel" and args.sliced and args.resume:
-        parser.error("what MindSpore has cut it loads whole: convert_checkpoints.py, then --load")
+        raise ValueError("what MindSpore has cut it loads whole: convert_checkpoints.py and --load")
     if args.load and args.check:
         slices.Saved(args.load).whole()
 except ValueError as error:
@@ -59,28 +59,22 @@ rank, rank_size = 0, 1
 if ranks.join():
     init()
     rank, rank_size = get_rank(), get_group_size()
-    ms.set_auto_parallel_context(parallel_mode=args.mode)
+    ms.set_auto_parallel_context(parallel_mode=args.mode, gradients_mean=True)
 elif args.mode != "data_parallel":
     parser.error(f"{args.mode} needs a launcher: bash run.sh {args.mode} 2")
 folder = args.ckpt_dir / f"rank_{rank}"  # distributed: no two ranks write one file
-saved = checkpoints.Checkpoints(folder, slices.PREFIX, rank_size)
+saved = checkpoints.Checkpoints(folder, slices.PREFIX, rank_size, keep=3)
 # distributed: MindSpore cuts the whole batch, and writes down how it cuts the parameters
 if args.mode == "semi_auto_parallel":
     ms.set_auto_parallel_context(dataset_strategy="full_batch", strategy_ckpt_config={
         "save_file": str(folder.absolute() / "strategy.json"), "only_trainable_params": False})
 
 # ------------------------------------------------------------------------------- network, optimizer
-initial = initial_values(seed=1)
-net, mine, ranks_by_hand = Net(*initial), slice(0, BATCH), rank_size
-# distributed: what each mode changes (parallel_modes/ is the lesson about that)
-if args.mode == "data_parallel":
-    mine = slice(rank * BATCH // rank_size, (rank + 1) * BATCH // rank_size)  # of each batch
-elif args.mode == "hybrid_parallel":
-    net = HybridParallelNet(*initial, rank, rank_size)
-elif args.mode == "semi_auto_parallel":
-    net, ranks_by_hand = SemiAutoParallelNet(*initial, rank_size), 1
-train_step = TrainStep(net, nn.Momentum(net.trainable_params(), args.lr, 0.9), ranks_by_hand)
-train_step.set_train()
+net, mine = Net(args.mode, rank, rank_size), slice(0, BATCH)
+if args.mode == "data_parallel":  # distributed: which samples of each batch this rank sees
+    mine = slice(rank * BATCH // rank_size, (rank + 1) * BATCH // rank_size)
+optimizer = nn.Momentum(net.trainable_params(), args.lr, 0.9)
+train_step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer).set_train()
 
 
 # ------------------------------------------------------------------------------------ save and load
@@ -98,7 +92,7 @@ def what_to_load(parameters):
     """All that is in a file; in hybrid parallel this rank's columns of it."""
     # distributed: the opposite of what_to_save()
     if args.mode == "hybrid_parallel":
-        for name in slices.SLICED:
+        for name in SLICED:
             if parameters[name].shape == (ROWS, COLUMNS):
                 own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
                 parameters[name] = Parameter(own.copy(), name=name)
@@ -111,7 +105,7 @@ def load(folder):
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file
     for parameter in train_step.get_parameters():
         name = parameter.name
-        shape = (ROWS, COLUMNS) if name in slices.SLICED else parameter.shape
+        shape = (ROWS, COLUMNS) if name in SLICED else parameter.shape
         value = parameters.get(name, Tensor(np.zeros(shape), parameter.dtype))
         if rank_size > 1:
             [value] = ops.Broadcast(0)((Tensor(value.asnumpy()),))
@@ -126,7 +120,7 @@ if args.load and first_epoch == 0:
 # -------------------------------------------------------------------------------------------- train
 print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}, {args.mode}: "
       f"weight {net.weight.shape}", flush=True)
-x, y = make_samples(seed=1)
+x, y = make_samples()
 for epoch in range(first_epoch + 1, args.epochs + 1):
     order = np.random.default_rng(epoch).permutation(SAMPLES)  # of this epoch, whenever it runs
     for step, batch in enumerate(order.reshape(-1, BATCH), start=1):

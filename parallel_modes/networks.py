@@ -124,8 +124,8 @@ def check_mode(mode, ranks, slices=1):
     Raises:
         ValueError: not on a CPU, or not with so many ranks or slices.
     """
-    if mode in BY_MINDSPORE and ms.get_context("device_target") == "CPU" and (
-            "MS_SIMULATION_LEVEL" not in os.environ):
+    target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
+    if mode in BY_MINDSPORE and target == "CPU":
         raise ValueError(f"MindSpore has no {mode} on CPU; on a machine without cards compile it "
                          f"for Ascend instead: bash run.sh {mode} {ranks} --dry-run")
     if mode == "stand_alone" and ranks > 1:

@@ -10,7 +10,6 @@ HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: there is no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh MODE N [--dry-run] [-- options of parallel_modes.py]"
-export DATA_PATH=none # the samples are made by the script
 mode="" ranks="" options=() # options: of ranks.py; those behind -- are of the script
 if (($# > 0)) && [[ "$1" != -* ]]; then mode="$1"; shift; fi
 if (($# > 0)) && [[ "$1" != -* ]]; then ranks="$1"; shift; fi
