@@ -4,7 +4,7 @@
     export DATA_PATH=/path/fruits-360        # pictures: Training/<class>/*.jpg, Test/<class>/*.jpg
     mpirun -n 4 python3 gpu_distributed_train.py
 As root add --allow-run-as-root, on few CPU cores --oversubscribe. Checked, watched, by msrun:
-    python3 ranks.py -n 4 --with msrun --check gpu_distributed_train.py
+    python3 ranks.py -n 4 --with=msrun --check gpu_distributed_train.py
 A small run, one or two minutes on a laptop without a card:
     mpirun -n 2 python3 gpu_distributed_train.py --epochs 1 --steps 4 --image-size 32
 Each rank prints its loss, once an epoch where the data are sunk to the card, else once a step, and

@@ -194,7 +194,8 @@ def main(argv):
     parser.add_argument("--logs", help="folder of the logs of mpirun (log_output) or msrun (log_msrun)")
     parser.add_argument("--folder", default="device", help="table: rank 0 writes FOLDER0/train.log0, and so on")
     parser.add_argument("--check", action="store_true", help="first run the script once with --check")
-    for option in ("--usage", "--memory", "--show", "--in"):  # tools/launch.py knows what they are good for
+    parser.add_argument("--in", dest="inside", default=".", help="run in this folder")
+    for option in ("--usage", "--memory", "--show"):  # tools/launch.py knows what they are good for
         parser.add_argument(option, help=argparse.SUPPRESS)
     args, others = parser.parse_known_args(argv[:cut])
     if others:
@@ -210,6 +211,8 @@ def main(argv):
         return 2  # it has said why
     print(f"starting {args.n} ranks plainly: the folder tools/, copied beside {HERE.name}/, would check more, name a "
           "rank that fails and explain why", flush=True)
+    os.makedirs(args.inside, exist_ok=True)
+    os.chdir(args.inside)
     processes = list(_start(args, command))
     try:
         while True:

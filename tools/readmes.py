@@ -52,7 +52,7 @@ QUICK = [  # left out by --fix
     (r"--rank-size 8 (tests/dry_run_scripts/semi_auto)", r"--rank-size 8 --ranks 0-1 \1", "two ranks of eight"),
     (r"(run_gpu\.sh .*)--steps 4", r"\1--steps 2 --batch-size 4 --blocks 1 1 1 1 --test-images 20",
      "fewer images and layers"),
-    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 1 1 1 --image-size 32 --test-size 32",
+    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 1 1 1 --image-size 32",
      "smaller"),
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
     (r"^(bash run\.sh \S+MNIST_Data 4|mpirun -n 4 .*train_ddp\.py)$", r"\1 @@--epochs 1 --steps 2", "fewer steps"),
