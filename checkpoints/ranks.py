@@ -204,7 +204,7 @@ def main(argv):
     command = [sys.executable, os.path.abspath(script), *options]
     os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1")
     os.environ.setdefault("GLOG_v", "3")
-    if os.getenv("DATA_PATH"):
+    if os.path.isdir(os.getenv("DATA_PATH", "")):
         os.environ["DATA_PATH"] = os.path.abspath(os.environ["DATA_PATH"])  # ranks may run in folders of their own
     if args.check and subprocess.run([*command, "--check"], env={**os.environ, "RANK_SIZE": str(args.n)},
                                      check=False).returncode:

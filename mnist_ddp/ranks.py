@@ -193,7 +193,8 @@ def main(argv):
     parser.add_argument("--logs", help="folder of the logs of mpirun (log_output) or msrun (log_msrun)")
     parser.add_argument("--folder", default="device", help="table: rank 0 writes FOLDER0/train.log0, and so on")
     parser.add_argument("--check", action="store_true", help="first run the script once with --check")
-    for option in ("--usage", "--memory", "--show", "--in"):  # tools/launch.py knows what they are good for
+    parser.add_argument("--in", dest="inside", default=".", help="run in this folder")
+    for option in ("--usage", "--memory", "--show"):  # tools/launch.py knows what they are good for
         parser.add_argument(option, help=argparse.SUPPRESS)
     args, others = parser.parse_known_args(argv[:cut])
     if others:
@@ -202,13 +203,15 @@ def main(argv):
     command = [sys.executable, os.path.abspath(script), *options]
     os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1")
     os.environ.setdefault("GLOG_v", "3")
-    if os.getenv("DATA_PATH"):
+    if os.path.isdir(os.getenv("DATA_PATH", "")):
         os.environ["DATA_PATH"] = os.path.abspath(os.environ["DATA_PATH"])  # ranks may run in folders of their own
     if args.check and subprocess.run([*command, "--check"], env={**os.environ, "RANK_SIZE": str(args.n)},
                                      check=False).returncode:
         return 2  # it has said why
     print(f"starting {args.n} ranks plainly: the folder tools/, copied beside {HERE.name}/, would check more, name a "
           "rank that fails and explain why", flush=True)
+    os.makedirs(args.inside, exist_ok=True)
+    os.chdir(args.inside)
     processes = list(_start(args, command))
     try:
         while True:
