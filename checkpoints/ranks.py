@@ -2,15 +2,12 @@
 Copy of mnist_ddp/ranks.py; tools/copies.py --fix refreshes it.
 
 In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On Ascend and GPU,
-MindSpore takes its ranks from mpirun. On CPU it cannot: there the ranks find each other through one more process, the
-scheduler, and read who they are from MS_* variables (MindSpore's "dynamic cluster"). join() fills these variables, and
-rank 0 starts the scheduler.
+MindSpore takes its ranks from mpirun. On CPU it cannot: there ranks find each other through one more process, the
+scheduler, and MS_* variables (its "dynamic cluster"); join() sets these, and rank 0 starts the scheduler.
 
-As a program it starts a script as several ranks:
-    python ranks.py -n 4 train.py -- options of train.py
-The folder tools/ beside the lesson's has the launcher that checks everything before the start, shows the ranks' lines,
-names the one that fails first and ends the others (tools/launch.py --help). A lesson that was copied out without tools/
-is started plainly, and ends as soon as one rank fails.
+As a program it starts a script as several ranks:     python ranks.py -n 4 train.py -- options of train.py
+The folder tools/ beside the lesson's has the launcher for that: it checks all before the start, shows what the ranks
+print, names the one that fails first and ends the others. Without tools/, in a copied-out lesson, they start plainly.
 """
 
 import argparse
@@ -35,8 +32,8 @@ def join():
     """Prepare a rank for mindspore.communication.init().
 
     Returns:
-        True if this process is one of several ranks, started by mpirun, msrun or a lesson's launcher; False if it was
-        started alone, and must not call init().
+        Whether this process is one of several ranks, started by mpirun, msrun or a lesson's launcher; if not, it must
+        not call init().
     """
     global _joined, _scheduler
     import mindspore as ms
@@ -80,7 +77,7 @@ def leave(code=0):
 
 
 def _prepare_cpu(ms):
-    """What makes ranks on CPU quick and quiet; variables that are set already are left alone."""
+    """Make ranks on CPU quick and quiet; variables that are set already are left alone."""
     if "avx512f" in Path("/proc/cpuinfo").read_text():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # with AVX-512, convolutions are several times slower
     os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # a collective waits 30 s, but ranks may still compile
@@ -102,11 +99,7 @@ def _prepare_cpu(ms):
 
 
 def _take_own_cores():
-    """After init(), have the main thread use this rank's share of the cores.
-
-    MindSpore's threads spin while they wait: on cores of its own a rank takes no time from the others. Before init()
-    the ranks would find each other seconds later.
-    """
+    """After init() (before, it would make that slow): MindSpore's threads spin while they wait, so share the cores."""
     from mindspore import communication as ranks
 
     while not ranks.GlobalComm.INITED:
@@ -122,7 +115,7 @@ def _start_scheduler():
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        _die_with_parent()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with rank 0, however that ends
         os.environ["MS_ROLE"] = "MS_SCHED"
         from mindspore.communication import init
         try:
@@ -156,17 +149,12 @@ def _end_now(code):
     os._exit(code)
 
 
-def _wait_for(answer, failure, seconds=60):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def _wait_for(answer, failure):
+    for _ in range(3000):
         if value := answer():
             return value
         time.sleep(0.02)
-    raise TimeoutError(f"{failure} within {seconds} s")
-
-
-def _die_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: however the parent ends, Linux ends this process
+    raise TimeoutError(f"{failure} within 60 s")
 
 
 def _listens(address):
@@ -191,11 +179,10 @@ def main(argv):
     parser.add_argument("script", nargs="?", help="the training script; its options come after --")
     parser.add_argument("-n", type=int, required=True, help="number of ranks")
     parser.add_argument("--with", "--launcher", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun")
-    parser.add_argument("--logs", help="folder of the logs of mpirun (log_output) or msrun (log_msrun)")
     parser.add_argument("--folder", default="device", help="table: rank 0 writes FOLDER0/train.log0, and so on")
-    parser.add_argument("--check", action="store_true", help="first run the script once with --check")
     parser.add_argument("--in", dest="inside", default=".", help="run in this folder")
-    for option in ("--usage", "--memory", "--show"):  # tools/launch.py knows what they are good for
+    parser.add_argument("--check", action="store_true", help="first run the script once with --check")
+    for option in ("--usage", "--memory", "--show", "--logs"):  # tools/launch.py knows what they are good for
         parser.add_argument(option, help=argparse.SUPPRESS)
     args, others = parser.parse_known_args(argv[:cut])
     if others:
@@ -228,7 +215,8 @@ def main(argv):
 
 
 def _start(args, command):
-    """Start the ranks: one process of mpirun or msrun, or one for each rank."""
+    """Start the ranks: one process of mpirun or msrun, or one for each rank. They end when this program does."""
+    ending = {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # PR_SET_PDEATHSIG
     if args.launcher == "table":
         port = str(_free_port())
         for rank in map(str, range(args.n)):
@@ -237,14 +225,14 @@ def _start(args, command):
             own = {"RANK_ID": rank, "RANK_SIZE": str(args.n), "DEVICE_ID": rank, "MS_SCHED_HOST": "127.0.0.1",
                    "MS_SCHED_PORT": port}
             with open(folder / f"train.log{rank}", "wb") as log:
-                yield subprocess.Popen(command, env={**os.environ, **own}, cwd=folder, stdout=log, stderr=log)
+                yield subprocess.Popen(command, env={**os.environ, **own}, cwd=folder, stdout=log, stderr=log, **ending)
     elif args.launcher == "msrun":
         yield subprocess.Popen(["msrun", f"--worker_num={args.n}", f"--local_worker_num={args.n}", "--join=True",
-                                f"--master_port={_free_port()}", f"--log_dir={args.logs or 'log_msrun'}", *command[1:]])
+                                f"--master_port={_free_port()}", "--log_dir=log_msrun", *command[1:]], **ending)
     else:
         yield subprocess.Popen(["mpirun", "-n", str(args.n), "--oversubscribe", "--bind-to", "none",
-                                "--output-filename", args.logs or "log_output", "--merge-stderr-to-stdout",
-                                *["--allow-run-as-root"] * (os.geteuid() == 0), *command])
+                                "--output-filename", "log_output", "--merge-stderr-to-stdout",
+                                *["--allow-run-as-root"] * (os.geteuid() == 0), *command], **ending)
 
 
 if __name__ == "__main__":
