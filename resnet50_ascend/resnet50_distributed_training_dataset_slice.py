@@ -56,8 +56,8 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
 
     # distributed: and keeps its own columns
     width = image_size // rank_size
-    all_of_it, mine = slice(None), slice(rank_id * width, (rank_id + 1) * width)
-    return dataset.map(ds.transforms.Slice(all_of_it, all_of_it, all_of_it, mine), "image")
+    mine = slice(rank_id * width, (rank_id + 1) * width)
+    return dataset.map(ds.transforms.Slice(None, None, None, mine), "image")
 
 
 def test_train_cifar(argv=()):

@@ -144,19 +144,6 @@ def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
     assert "ck pt/ckpt_0 holds checkpoints of 2 ranks, these are 1; resume with 2 ranks, or choose" in alone.output
 
 
-def test_the_folder_copied_out_alone_trains(cifar10, tmp_path):
-    """Without tools/ and rank_tables/ run.sh checks and watches less, and says so."""
-    lesson = shutil.copytree(LESSON, tmp_path / "lesson alone")
-    (tmp_path / "data").symlink_to(cifar10)
-    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", "data", 2, "--", *SMALL, "--epochs", 1, "--steps", 2,
-                                     "--test-images", 5, "--ckpt-dir", "ck", cwd=tmp_path, env=CPU, timeout=200))
-    assert "starting 2 ranks plainly: the folder tools/" in result.output
-    assert ranks_of([tmp_path / "device1" / "train.log1"]) == {1: 2}
-    assert len(jobs.losses(tmp_path / "device1" / "train.log1")) == 2
-    assert re.search(r"^accuracy: \d\.\d{4} \(\d of 5 test images\)$", result.output, re.MULTILINE)
-    check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in (0, 1)])
-
-
 ONE_STEP_A_SHARD = """
 import sys
 import mindspore as ms
