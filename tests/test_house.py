@@ -59,8 +59,9 @@ def test_scripts_launchers_and_lines_are_short():
                  LAUNCHER if file in LAUNCHERS else None)
         if limit and len(lines) > limit:
             problems.append(f"{file.relative_to(jobs.REPO)} has {len(lines)} lines, at most {limit}")
-        problems += [f"{file.relative_to(jobs.REPO)}:{number} has {len(line)} columns, at most {COLUMNS}"
-                     for number, line in enumerate(lines, 1) if len(line) > COLUMNS]
+        wide = [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS]
+        if wide:
+            problems.append(f"{file.relative_to(jobs.REPO)}: lines {wide} are wider than {COLUMNS} columns")
     assert not problems, "\n".join(problems)
 
 
