@@ -46,12 +46,12 @@ def make_parser():
     add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
     add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
     add("--check", action="store_true", help="only check options and data, then stop")
-    checkpoints.add_options(parser)
+    checkpoints.add_options(parser)  # --ckpt-dir and --resume
     return parser
 
 
 def join_ranks(parallel_mode, **settings):
-    """Connect to the other ranks, if there are any; returns (rank, rank_size)."""
+    """Connect to the other ranks, if there are any, with MindSpore's settings for parallel_mode."""
     ms.set_context(mode=ms.GRAPH_MODE)
     if "DEVICE_TARGET" in os.environ:
         ms.set_context(device_target=os.environ["DEVICE_TARGET"])
@@ -85,7 +85,7 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
     ds.config.set_seed(1)
     # distributed: all ranks shuffle alike; rank r takes the images r, r + rank_size, ...
     dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
-                                shard_id=rank_id, num_samples=steps and steps * batch_size)
+                                shard_id=rank_id, num_samples=steps * batch_size if steps else None)
     ds.config.set_seed(1 + rank_id)  # distributed: other random crops and flips on each rank
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
     dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
@@ -94,7 +94,7 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
 
 
 def train(model, dataset, args, rank, rank_size, loss_every=1):
-    """Train all epochs, or with --resume those that are left."""
+    """Train all epochs, or with --resume those that are left; save after each with --ckpt-dir."""
     callbacks, first_epoch = [LossMonitor(loss_every)], 0
     if args.ckpt_dir:
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: no two ranks write one file
@@ -122,7 +122,7 @@ def test_train_cifar(argv=()):
     rank, rank_size = join_ranks(args.parallel_mode)
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size,
                              args.steps)
-    ms.set_seed(1)  # distributed: all ranks start from the same weights
+    ms.set_seed(1)  # distributed: equal weights on all ranks (create_dataset has seeded by rank)
     net = resnet50(num_classes=10, blocks=args.blocks)
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
