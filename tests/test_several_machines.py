@@ -68,7 +68,7 @@ def check_same(trained, on_one_host):
 def ranks_on(host):
     """The ranks that run on a host now."""
     environments = host.run("sh", "-c", "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'")
-    found = re.findall(r"^(?:OMPI_COMM_WORLD_RANK|MS_NODE_ID)=(\d+)$", environments, re.MULTILINE)
+    found = re.findall(r"^RANKS_RANK=(\d+)$", environments, re.MULTILINE)
     return {int(rank) for rank in found}
 
 
@@ -169,7 +169,9 @@ def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     table = write_table(tmp_path / "table.json", [("10.77.0.1", (0, 1)), ("10.77.0.2", (0, 1))])
     options = ("--", "--image-size", 32, *jobs.SHALLOW, "--batch-size", 2, "--epochs", 1, "--steps", 2,
                "--test-images", 0, "--ckpt-dir")
-    environment = {"DEVICE_TARGET": "CPU", "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
+    # A rank with more cores rounds in another way, and batches of 2 enlarge that: so ranks are not bound to cores.
+    on_cpu = {"DEVICE_TARGET": "CPU", "BIND_RANKS": "no", "OMP_NUM_THREADS": "1"}
+    environment = {**on_cpu, "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
     cluster = ("bash", jobs.REPO / "run_cluster.sh", cifar10, table, 4)
     with both[1].job(*cluster, 2, *options, "two", cwd=tmp_path, env=environment) as second:
         second.wait_for("waiting for the scheduler at 10.77.0.1:28117")
@@ -185,7 +187,7 @@ def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     nothing_left(both)
 
     jobs.succeeded(jobs.run("bash", jobs.REPO / "run.sh", cifar10, 4, *options, "one", cwd=tmp_path, timeout=400,
-                            env={"DEVICE_TARGET": "CPU"}))
+                            env=on_cpu))
     check_same(trained, jobs.parameters(newest(tmp_path / "one", 0, 1)))
 
 
