@@ -49,13 +49,10 @@ def check_options(parser, args):
 
 
 def load(file):
-    """ms.load_checkpoint, also where the system has filled the memory with cached files.
+    """ms.load_checkpoint, also where cached files fill the memory; ValueError if it is damaged.
 
     MindSpore 2.10 refuses a file larger than the memory that nothing uses at all, though the system
     gives its caches to whoever needs memory: so need more than the file takes, and let go of it.
-
-    Raises:
-        ValueError: the file is damaged, or there really is too little memory.
     """
     for _ in range(4):
         try:
@@ -103,29 +100,26 @@ class Checkpoints(Callback):
 
     def newest(self, limit=float("inf")):
         """Read the newest whole file up to an epoch: (epoch, {name: Parameter}); (0, {}): none."""
-        for epoch, file in sorted(self.files().items(), reverse=True):
+        files = {epoch: file for epoch, file in self.files().items() if epoch <= limit}
+        for epoch in sorted(files, reverse=True):
             parameters = {}
             try:
-                parameters = load(file) if epoch <= limit else None
+                parameters = load(files[epoch])
             except ValueError as error:
                 if "memory" in str(error):  # that says nothing about the file
                     raise
-            if parameters and "rank_size" in parameters:
+            if "rank_size" in parameters:
                 return epoch, parameters
-            if parameters is not None:
-                print(f"warning: {file} is cut off or damaged; passed over", flush=True)
+            print(f"warning: {files[epoch]} is cut off or damaged; passed over", flush=True)
         return 0, {}
 
     def resume(self, network, how, change=dict):
-        """Load the newest epoch that all ranks saved whole, or end with a sentence.
+        """Load the newest epoch that all ranks saved whole; returns it, or ends with a sentence.
 
         Args:
             network: the cell that was saved.
-            how: args.resume: "always"; "if-saved", which takes no file for 0; None: do not resume.
+            how: args.resume: "always"; "if-saved", which returns 0 for none; None: do not resume.
             change: makes the parameters to load, {name: Parameter}, of those in the file.
-
-        Returns:
-            How many epochs are done.
         """
         if not how:
             return 0
@@ -133,16 +127,17 @@ class Checkpoints(Callback):
             if not re.search(r"-\d+_\d+\.ckpt$|\.draft\.ckpt$", file.name):
                 print(f"{file} passed over: it is not named {self.prefix}-<epoch>_<step>.ckpt",
                       flush=True)
-        epochs = [float("inf")]
-        while len(set(epochs)) > 1 or epochs[0] == float("inf"):  # a killed rank may lack the last
-            epoch, parameters = self.newest(min(epochs))
+        limit, agreed = float("inf"), False
+        while not agreed:  # a rank that was killed may lack the last epoch
+            epoch, parameters = self.newest(limit)
             ranks = int(parameters.pop("rank_size", self.rank_size))
             if ranks != self.rank_size:  # other shares of the data, and perhaps other slices
                 sys.exit(f"{self.folder} holds checkpoints of {ranks} ranks, these are "
                          f"{self.rank_size}; resume with {ranks}, or choose another --ckpt-dir")
             epochs = [epoch]
-            if self.rank_size > 1:  # what all have: the smallest
+            if self.rank_size > 1:
                 epochs = ops.AllGather()(ms.Tensor([epoch], ms.float32)).asnumpy().tolist()
+            limit, agreed = min(epochs), min(epochs) == max(epochs)
         if epoch == 0 and how == "always":
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                      "whole epoch; start without --resume, or with as many ranks as before")

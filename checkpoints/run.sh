@@ -21,4 +21,4 @@ while (($# > 0)) && [[ "$1" != -- ]]; do options+=("$1"); shift; done
 
 # mpirun -n N --output-filename log_output python train.py --mode MODE ..., checked and watched:
 exec "$PYTHON" "$HERE/ranks.py" -n "$ranks" --with mpirun --check --usage "$usage" \
-    "${options[@]}" "$HERE/train.py" -- --mode "$mode" "$@"
+    "$HERE/train.py" "${options[@]}" -- --mode "$mode" "$@"

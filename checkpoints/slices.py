@@ -39,7 +39,7 @@ class Saved:
         while not agreed:
             found = [place.newest(limit) for place in places]
             epochs = [epoch for epoch, _ in found]
-            limit, agreed = min(epochs), min(epochs) == max(epochs)
+            limit, agreed = min(epochs), min(epochs) in (0, max(epochs))
         if limit == 0:
             raise ValueError(f"the ranks in {folder} share no epoch that is whole; {folder}/rank_"
                              f"{epochs.index(0)} has none, copy it from where that rank ran")

@@ -20,4 +20,4 @@ while (($# > 0)) && [[ "$1" != -- ]]; do options+=("$1"); shift; done
 
 # mpirun -n N --output-filename log_output python parallel_modes.py --mode MODE, and watch it:
 exec "$PYTHON" "$HERE/ranks.py" -n "$ranks" --with mpirun --check --usage "$usage" \
-    "${options[@]}" "$HERE/parallel_modes.py" -- --mode "$mode" "$@"
+    "$HERE/parallel_modes.py" "${options[@]}" -- --mode "$mode" "$@"

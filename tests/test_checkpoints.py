@@ -226,7 +226,7 @@ def test_torn_files_are_passed_over(tmp_path):
         tear(files[rank], end_of_an_entry)
     assert len(jobs.parameters(files[0])) == 7
     bug = jobs.planted("checkpoints", tmp_path, "checkpoints.py", (
-        'if parameters and "rank_size" in parameters:', "if parameters:"))
+        'if "rank_size" in parameters:', "if parameters:"))
     with pytest.raises(AssertionError, match="a torn file was loaded"):
         check_passes_over(tmp_path, "damaged; passed over", unbroken, bug)
     check_passes_over(tmp_path, "is cut off or damaged; passed over", unbroken)
