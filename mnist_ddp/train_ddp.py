@@ -1,4 +1,4 @@
-r"""Handwritten digits, data parallel: each rank trains the same network on its share of the images.
+r"""Handwritten digits, data parallel: each process (rank) trains on its share of the images.
 
     python train_ddp.py --data-path /path/MNIST_Data/train   one process, to see that all is there
     bash run.sh /path/MNIST_Data/train 4                     4 ranks: cards, or processes on a CPU
@@ -43,7 +43,7 @@ if min(args.epochs, args.steps, args.batch_size) < 1 or args.lr <= 0:
     parser.error("--epochs, --steps, --batch-size and --lr must be greater than 0")
 if args.check:
     sys.exit()
-data_path, test_images = args.data_path  # mnist_folder() gives both
+data_path, test_images = args.data_path  # the folder, checked; how many test images it has
 
 ms.set_context(mode=ms.GRAPH_MODE)
 # distributed: connect to the other ranks (by HCCL on Ascend, NCCL on GPU, MCCL on CPU)
@@ -60,12 +60,12 @@ else:
 ms.set_seed(1)  # the same initial weights in every process
 
 
-# ---------------------------------------------------------------------------------------- data set
+# ------------------------------------------ data set (for a model of your own: put yours here)
 def create_dataset(usage, batch_size, epoch=0):
     """Batches of the "train" or "test" images: float32 (batch, 1, 28, 28) and int32 (batch,)."""
     ds.config.set_seed(1 + epoch)  # another order in each epoch
     if usage == "train":
-        # distributed: this rank's share of the shuffled images
+        # distributed: this rank's share of the images, which all ranks shuffle alike (the seed)
         sampler = ds.DistributedSampler(num_shards=rank_size, shard_id=rank)
     else:
         # distributed: images rank, rank + rank_size ..., so that none is counted twice
@@ -74,11 +74,11 @@ def create_dataset(usage, batch_size, epoch=0):
     dataset = dataset.map([ds.vision.Rescale(1 / 255, 0), ds.vision.Normalize((0.1307,), (0.3081,)),
                            ds.vision.HWC2CHW()], "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
-    # In training all batches are full, so that one compiled graph serves them all.
+    # In training, only full batches: one compiled graph serves all, and all ranks make equal steps.
     return dataset.batch(batch_size, drop_remainder=usage == "train")
 
 
-# --------------------------------------------------------------------- network, loss and optimizer
+# ----------------------------- network and optimizer (for a model of your own: put yours here)
 net = nn.SequentialCell(  # float32 images (batch, 1, 28, 28) to float32 logits (batch, 10)
     nn.Flatten(), nn.Dense(28 * 28, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
     nn.Dense(512, 512, weight_init="normal", bias_init="zeros"), nn.ReLU(),
@@ -90,11 +90,11 @@ class TrainStep(nn.Cell):
     """One training step, compiled as one graph: (image, label) to the loss of this batch."""
 
     def __init__(self):
-        super().__init__(auto_prefix=False)
+        super().__init__(auto_prefix=False)  # weights keep their names
         self.optimizer = optimizer
         loss = nn.WithLossCell(net, nn.CrossEntropyLoss())
         self.loss_and_gradients = ms.value_and_grad(loss, None, optimizer.parameters)
-        # distributed: all-reduce: each rank gets the mean of all gradients, so weights stay equal
+        # distributed: each rank gets the mean of all gradients (all-reduce): weights stay equal
         self.reduce_gradients = nn.Identity()
         if rank_size > 1:
             self.reduce_gradients = nn.DistributedGradReducer(optimizer.parameters)

@@ -184,7 +184,7 @@ def damaged(mnist, folder, name, content):
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ([], "no data set: give its folder or set DATA_PATH"),
     (["nowhere", "2"], "the data folder nowhere does not exist (looked from "),
-    (["{mnist}", "0"], "the number of processes must be a whole number from 1, not '0'"),
+    (["{mnist}", "0"], "the number of ranks must be a whole number from 1, not '0'"),
     (["{mnist}", "two"], "not 'two'"),
     (["{mnist}", "99999"], "MB of memory"),
     (["{mnist}", "2", "3"], "unrecognized arguments: 3"),
