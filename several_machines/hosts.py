@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 import time
+from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import check_hosts  # noqa: E402  # beside this file
@@ -54,14 +55,19 @@ class Machines(argparse.Action):
 
 def prepare(args, launch):
     """Check this machine and the others; raises ValueError for what cannot be started."""
-    if not re.fullmatch(r"[1-9]\d{0,4}", args.wait):
-        raise ValueError(f"--wait must be a whole number of seconds, not '{args.wait}'")
-    if not re.fullmatch(r"[1-9]\d{0,3}", args.nodes):
-        raise ValueError(f"--nodes must be a whole number from 1, not '{args.nodes}'")
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.wait),
+              f"--wait must be a whole number of seconds, not '{args.wait}'")
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,3}", args.nodes),
+              f"--nodes must be a whole number from 1, not '{args.nodes}'")
     if args.machines:
         prepare_mpirun(args, launch)
     elif args.nodes != "1":
         prepare_msrun(args, launch)
+
+
+def refuse_if(wrong, sentence):
+    if wrong:
+        raise ValueError(sentence)
 
 
 def check_script(args, launch):
@@ -74,19 +80,18 @@ def check_script(args, launch):
 # ---------------------------------------------------------------------------------------- mpirun
 def prepare_mpirun(args, launch):
     """Check all machines in one table; fill in how mpirun and the ranks find their way."""
-    mpirun, folder = shutil.which("mpirun"), os.path.dirname(args.script)
-    if re.search(r"\s", mpirun + folder):
-        raise ValueError("Open MPI starts nothing on other machines from a path with a space "
-                             f"({mpirun}, {folder}); move the environment or this folder, or use "
-                             "run_msrun.sh --nodes")
+    mpirun, tools = shutil.which("mpirun"), os.path.dirname(launch.__file__)
+    folder = os.path.dirname(args.script)
+    refuse_if(re.search(r"\s", mpirun + tools + folder),
+              "Open MPI starts nothing on other machines from a path with a space "
+              f"({mpirun}, {folder}); move the environment or this folder, or use run_msrun.sh "
+              "--nodes")
     check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
-    # mpirun begins with the machine it runs on.
-    hosts = sorted(args.machines, key=lambda host: not check_hosts.is_here(host[0]))
-    scripts = [folder, os.path.dirname(launch.__file__)]
-    address, port = check_hosts.check_all(hosts, args.n, scripts, data, mpirun, args.interface)
-    machine_of = [host for host, slots in hosts for _ in range(slots)][:args.n]
+    address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
+                                          args.interface)
+    machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
     args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
     args.local = range(machine_of.count(machine_of[0]))
     args.address = own_address(address, args.interface)
@@ -133,43 +138,38 @@ def mpirun_options(args):
 # ----------------------------------------------------------------------------------------- msrun
 def prepare_msrun(args, launch):
     """Is this the machine that --node-rank says, and can the ranks meet? Then msrun's options."""
-    nodes, address = int(args.nodes), args.master_addr
-    if args.n % nodes:
-        raise ValueError(f"{args.n} processes cannot be shared equally by {nodes} machines")
-    if not re.fullmatch(r"0|[1-9]\d{0,3}", args.node_rank) or int(args.node_rank) >= nodes:
-        raise ValueError(f"--node-rank must be 0 to {nodes - 1}, not '{args.node_rank}'")
-    if not address:
-        raise ValueError(f"--nodes {nodes} needs --master-addr, the address of the machine "
-                             "with --node-rank 0")
-    if not re.fullmatch(r"[1-9]\d{0,4}", args.master_port):
-        raise ValueError(f"--nodes {nodes} needs --master-port, a free port, not "
-                             f"'{args.master_port}'")
+    nodes, rank, address = int(args.nodes), args.node_rank, args.master_addr
+    refuse_if(args.n % nodes,
+              f"{args.n} processes cannot be shared equally by {nodes} machines")
+    refuse_if(rank not in map(str, range(nodes)),
+              f"--node-rank must be 0 to {nodes - 1}, not '{rank}'")
+    refuse_if(not address, f"--nodes {nodes} needs --master-addr, the address of the machine with "
+                           "--node-rank 0")
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port),
+              f"--nodes {nodes} needs --master-port, a free port, not '{args.master_port}'")
     check_script(args, launch)
-    if not check_hosts.address_of(address):
-        raise ValueError(f"--master-addr {address} has no address; correct the name, or add it "
-                             "to /etc/hosts")
+    refuse_if(not check_hosts.address_of(address),
+              f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
     here = check_hosts.is_here(address)
-    if here and args.node_rank != "0":
-        raise ValueError(f"{address} is an address of this machine, so it is --node-rank 0, "
-                             f"not {args.node_rank}")
-    if not here and args.node_rank == "0":
-        raise ValueError(f"{address} is no address of this machine; --node-rank 0 belongs on "
-                             "the machine that has it")
+    refuse_if(here and rank != "0",
+              f"{address} is an address of this machine, so it is --node-rank 0, not {rank}")
+    refuse_if(not here and rank == "0", f"{address} is no address of this machine; --node-rank 0 "
+                                        "belongs on the machine that has it")
     if here:
         try:
             socket.create_server((address, int(args.master_port))).close()
         except (OSError, OverflowError):
             raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
-                                 "--master-port, the same on all machines") from None
+                             "--master-port, the same on all machines") from None
     # How soon a machine that is gone is noticed; MindSpore's own 30 s would make it twice as long.
     for name, seconds in (("MS_NODE_TIMEOUT", 10), ("MS_HEARTBEAT_RETRY_TIMEOUT", 5),
                           ("MS_RECEIVE_MSG_TIMEOUT", 5)):
         os.environ.setdefault(name, str(seconds))
     if not here:
         await_master(args)
-    first = args.n // nodes * int(args.node_rank)
-    args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{args.node_rank}"
-    args.command = [f"--node_rank={args.node_rank}", f"--master_addr={address}",
+    first = args.n // nodes * int(rank)
+    args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{rank}"
+    args.command = [f"--node_rank={rank}", f"--master_addr={address}",
                     f"--master_port={args.master_port}", f"--cluster_time_out={args.wait}"]
 
 
@@ -189,18 +189,17 @@ def await_master(args):
 
 
 # -------------------------------------------------------------------------------- after a failure
-def blame(args, job, code, rank):
+def blame(args, job, code, _):
     """The sentence that names another machine as the cause of a failure; None if it was none."""
     if args.machines:
         return blame_connection(args, job, code)
-    return blame_others(args, job, code, rank) if args.nodes != "1" else None
+    return blame_others(args, job, code) if args.nodes != "1" else None
 
 
 def blame_connection(args, job, code):
     """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
-    with open(job.log, errors="replace") as log:
-        found = re.search(r"^Timeout, server (\S+) not responding|Remote daemon: .* on node (\S+)",
-                          log.read(), re.MULTILINE)
+    found = re.search(r"^Timeout, server (\S+) not responding|Remote daemon: .* on node (\S+)",
+                      Path(job.log).read_text(errors="replace"), re.MULTILINE)
     silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
     lost = found.group(1) or found.group(2) if found else None
     if silent and not lost:
@@ -212,15 +211,12 @@ def blame_connection(args, job, code):
             "it on, is its network up?")
 
 
-def blame_others(args, job, code, rank):
+def blame_others(args, job, code):
     """With msrun: ranks of other machines that failed, or machines that did not start."""
-    log, reason = os.path.join(args.logs, "scheduler.log"), None
-    text = ""
-    if os.path.exists(log):
-        with open(log, errors="replace") as file:
-            text = file.read()
+    log = Path(args.logs, "scheduler.log")  # only on the first machine
+    text = log.read_text(errors="replace") if log.exists() else ""
     gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", text))))
-    said = [line for each in job.ranks.values() for line in each["lines"]]
+    said, reason = [line for each in job.ranks.values() for line in each["lines"]], None
     if code == 143 and gone:  # MindSpore ends ranks by signal 15 when others are gone
         names = ", ".join(f"rank {each} on machine {each // len(args.local)}" for each in gone)
         reason = f"no answer any more from {names}: it failed, or its network did"
