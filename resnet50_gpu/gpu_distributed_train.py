@@ -3,7 +3,7 @@
     export CUDA_VISIBLE_DEVICES=0,1,2,3      # without a card four CPU processes rehearse it
     export DATA_PATH=/path/fruits-360        # pictures: Training/<class>/*.jpg, Test/<class>/*.jpg
     mpirun -n 4 python3 gpu_distributed_train.py
-As root add --allow-run-as-root, on few CPU cores --oversubscribe. Checked, watched, by msrun:
+As root add --allow-run-as-root, on few CPU cores --oversubscribe. By msrun, checked and watched:
     python3 ranks.py -n 4 --with=msrun --check gpu_distributed_train.py
 A small run, one or two minutes on a laptop without a card:
     mpirun -n 2 python3 gpu_distributed_train.py --epochs 1 --steps 4 --image-size 32
@@ -40,16 +40,17 @@ from sync_batch_norm import synchronise_batch_norm
 
 parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures.")
 add = parser.add_argument
-add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data")
+add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data",
+    metavar="DIR", help="the folder of Training/ and Test/ (DATA_PATH); checked before the start")
 add("--epochs", type=at_least(1), default=10)
 add("--steps", type=at_least(1), help="end each epoch after so many steps")
 add("--image-size", type=at_least(32), default=100, help="pixels of a training picture")
-add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
+add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="of ResNet; 1 1 1 1: quick")
 add("--no-augment", action="store_true", help="train on whole pictures: no crops, no flips")
 add("--lr", type=float, default=0.01, help="learning rate")
-add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
+add("--no-sink", action="store_true", help="hand over the data step by step: a loss a step")
 add("--check", action="store_true", help="only check options and data, then stop")
-checkpoints.add_options(parser, folder="ckpt")
+checkpoints.add_options(parser, folder="ckpt")  # --ckpt-dir, --resume
 # distributed: a batch is a rank's; by default all ranks together take the tutorial's 32
 add("--batch-size", type=at_least(1), help="pictures a step, on each rank (32 // ranks)")
 add("--sync-bn", action="store_true", help="batch norm over the pictures of all ranks")
@@ -60,7 +61,7 @@ if args.check:
     print(f"needs {memory_of_a_rank(args.image_size, batch)} MB a rank on CPU")
     sys.exit()
 
-choose_device()
+choose_device()  # DEVICE_TARGET, or what is there
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_seed(0)  # distributed: all ranks start from the same weights
 # distributed: connect (NCCL on GPU, MCCL on CPU); all hold all weights, gradients are averaged
@@ -84,12 +85,11 @@ def create_dataset(part, sampler, transforms, size):
     return dataset.batch(args.batch_size, drop_remainder=part == "Training")
 
 
-crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
+augment = [] if args.no_augment else [ds.vision.RandomCrop(32, 4), ds.vision.RandomHorizontalFlip()]
 images = args.steps and args.steps * args.batch_size
 sampler = ds.DistributedSampler(rank_size, rank, num_samples=images)  # distributed: its share
 share = range(rank, args.data.test_images, rank_size)  # distributed: each picture is tested once
-train_dataset = create_dataset("Training", sampler, [] if args.no_augment else crop_and_flip,
-                               args.image_size)
+train_dataset = create_dataset("Training", sampler, augment, args.image_size)
 test_size = args.image_size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
 test_dataset = create_dataset("Test", ds.SubsetSampler(share), [], test_size)
 if (train_batch_num := train_dataset.get_dataset_size()) == 0:
@@ -97,7 +97,7 @@ if (train_batch_num := train_dataset.get_dataset_size()) == 0:
 print(f"train dataset batch num: {train_batch_num}", flush=True)
 print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
-net = resnet50(len(args.data.classes), args.blocks)
+net = resnet50(len(args.data.classes), args.blocks)  # or a network of your own
 # distributed: else batch norm sees this rank's pictures only
 if args.sync_bn and rank_size > 1:
     synchronise_batch_norm(net, rank_size)
@@ -124,7 +124,7 @@ if rank_size > 1 and not args.sync_bn:
 
 correct = 0
 for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-    filled = np.resize(image, (args.batch_size, *image.shape[1:]))  # one shape: compiled once
+    filled = np.resize(image, (args.batch_size, *image.shape[1:]))  # the last batch, too
     logits = model.predict(ms.Tensor(filled)).asnumpy()[:len(label)]
     correct += np.sum(logits.argmax(axis=1) == label)
 # distributed: add up what all ranks have counted; one says it

@@ -100,6 +100,20 @@ def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, chang
     assert all(jobs.largest_difference(trained[0], other) == 0 for other in trained[1:]), "ranks hold unequal weights"
 
 
+def test_each_rank_crops_in_its_own_way(fruits, tmp_path):
+    same_pictures = ("ds.DistributedSampler(rank_size, rank,", "ds.DistributedSampler(1, 0,")
+    line = "ds.config.set_seed(rank)  # distributed: other crops and flips on each rank\n"
+    for name, changes in (("right", []), ("planted bug", [(line, "")])):
+        (tmp_path / name).mkdir()
+        lesson = jobs.planted("resnet50_gpu", tmp_path / name, "gpu_distributed_train.py", same_pictures, *changes)
+        jobs.succeeded(by_mpirun(2, lesson / "gpu_distributed_train.py", "--data-path", fruits, *SMALL, "--steps", 1,
+                                 cwd=tmp_path / name))
+        logs = [tmp_path / name / "log" / "1" / f"rank.{rank}" / "stdout" for rank in range(2)]
+        first, second = (jobs.losses(log) for log in logs)
+        assert len(first) == 1
+        assert (abs(first[0] - second[0]) > 1e-3) == (name == "right")
+
+
 def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_path):
     command = (LESSON / "gpu_distributed_train.py", "--data-path", fruits, *SMALL, "--steps", 4, "--batch-size", 8)
     jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={jobs.free_port()}",
