@@ -86,13 +86,6 @@ def write(path, text):
     return path
 
 
-def copy_of_the_lesson(folder, script="run.sh", *changes):
-    """A copy of mnist_ddp with planted changes, and beside it what its launchers use."""
-    for neighbour in ("several_machines", "tools"):
-        (folder / neighbour).symlink_to(jobs.REPO / neighbour)
-    return jobs.planted("mnist_ddp", folder, script, *changes)
-
-
 # ----------------------------------------------------------------------------------------------- training
 @pytest.mark.parametrize("script", ["run_mpirun_1.sh", "run_mpirun_2.sh"])
 def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
@@ -102,7 +95,7 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
     else:  # from the second host, which then has rank 0; the other host's rank 3 comes to its end late
         start, others, where = both[1], both[0], ("host file", mnist, 4)
         write(tmp_path / "host file", "# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
-        lesson = copy_of_the_lesson(tmp_path, "train_ddp.py", ("\nranks.leave()", (
+        lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nranks.leave()", (
             "\nprint('rank', rank, 'leaves', flush=True)\n__import__('time').sleep(8 if rank == 3 else 0)"
             "\nranks.leave()")))
     with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
@@ -142,7 +135,7 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    lesson = copy_of_the_lesson(tmp_path)  # it is where the job is submitted, so its logs are there
+    lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")  # it is where the job is submitted, so its logs are there
     slurm = {"SLURM_SUBMIT_DIR": str(lesson), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_JOB_ID": "4711", "PATH": f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"}
     with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "msrun", "--", *OPTIONS, cwd=tmp_path, env=slurm) as job:
@@ -221,9 +214,9 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
     first, second = both
     lesson = LESSON
     if "deaf" in fault:  # as when it has just sent something: then the ranks' agents alone notice
-        jobs.planted("several_machines", tmp_path, "hosts.py", ('"oob_tcp_keepalive_time": 5', (
-            '"oob_tcp_keepalive_time": 0'))).rename(tmp_path / "several_machines")
         shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
+        jobs.planted("several_machines", tmp_path, "hosts.py", (
+            '"oob_tcp_keepalive_time": 5', '"oob_tcp_keepalive_time": 0')).rename(tmp_path / "several_machines")
         lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
     with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
@@ -475,7 +468,7 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
 def test_a_path_with_a_space_is_refused(both, mnist, tmp_path):
     folder = tmp_path / "a space"
     folder.mkdir()
-    lesson = copy_of_the_lesson(folder)
+    lesson = jobs.planted("mnist_ddp", folder, "run.sh")
     with both[0].job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, cwd=tmp_path) as job:
         result = job.finish(60)
     assert result.code == 2, result.output
