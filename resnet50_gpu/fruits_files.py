@@ -48,10 +48,9 @@ def _check(text):
         raise ValueError(f"{folder / has} has the class {name}, {folder / lacks} has not; "
                          "both need the same classes")
     train, test = (_files_of(folder / part) for part in PARTS)
-    filled = {file.parent for file in (*train, *test)}
-    for empty in (folder / part / name for part in PARTS for name in classes):
-        if empty not in filled:
-            raise ValueError(f"the class {empty} holds no picture; add some or remove its folder")
+    named = {folder / part / name for part in PARTS for name in classes}
+    for empty in sorted(named - {file.parent for file in (*train, *test)}):
+        raise ValueError(f"the class {empty} holds no picture; add some or remove its folder")
     if bad := no_pictures(folder):
         raise ValueError(f"{bad[0]} is no picture that can be read (it and {len(bad) - 1} more); "
                          f"remove it; all are listed by python fruits_files.py {folder}")

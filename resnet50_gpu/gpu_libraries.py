@@ -9,13 +9,11 @@ CPU, without a word, when a library is missing. See README.md, "With pip alone".
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 
 TOOLKIT = ("CUDA_HOME must name a folder whose bin/nvcc reports CUDA 11.6 to 11.8; "
            'see "With pip alone" in the README')
-CARD = r"[0-9]+|GPU-[0-9a-f-]+"
 
 
 def visible_cards():
@@ -24,18 +22,15 @@ def visible_cards():
     Raises:
         ValueError: CUDA_VISIBLE_DEVICES does not name cards of this machine, each once.
     """
-    listing = ""
-    if shutil.which("nvidia-smi"):
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True,
-                                 check=False).stdout
-    numbers = re.findall(r"^GPU (\d+):", listing, re.MULTILINE)
-    wanted = os.getenv("CUDA_VISIBLE_DEVICES")
+    listing = subprocess.run("nvidia-smi -L", shell=True, capture_output=True, text=True,
+                             check=False).stdout
+    numbers, wanted = re.findall(r"^GPU (\d+):", listing, re.M), os.getenv("CUDA_VISIBLE_DEVICES")
     if wanted in (None, "", "-1"):
         return numbers if wanted is None else []  # the others are the usual ways to hide all cards
-    if not re.fullmatch(f"({CARD})(,({CARD}))*", wanted):
+    cards = wanted.split(",")
+    if not all(re.fullmatch("[0-9]+|GPU-[0-9a-f-]+", card) for card in cards):
         raise ValueError(f"CUDA_VISIBLE_DEVICES is '{wanted}'; write numbers of cards with commas "
                          "between them, such as 2,3")
-    cards = wanted.split(",")
     for card in cards:
         if cards.count(card) > 1:
             raise ValueError(f"CUDA_VISIBLE_DEVICES is '{wanted}' and names {card} twice")
@@ -46,24 +41,23 @@ def visible_cards():
 
 
 def check_cards(ranks):
-    """Check the cards for so many ranks, a text; returns ([card], "GPU" or "CPU").
+    """Check the cards for so many ranks, a text; returns (number of cards, "GPU" or "CPU").
 
     Raises:
         ValueError: the ranks cannot run on these cards.
     """
-    cards = visible_cards()
+    cards = len(visible_cards())
     target = os.getenv("DEVICE_TARGET") or ("GPU" if cards else "CPU")
     if target not in ("GPU", "CPU"):
         raise ValueError(f"DEVICE_TARGET is '{target}'; write GPU or CPU")
-    if target == "CPU" or not re.fullmatch("[0-9]*", ranks):  # ranks.py will refuse the number
-        return cards, target
-    if not cards or int(ranks or 1) > len(cards):
-        raise ValueError(f"{ranks or 1} ranks need {ranks or 1} cards, {len(cards)} are visible "
-                         "(CUDA_VISIBLE_DEVICES, nvidia-smi -L); start fewer, or rehearse on the "
-                         "CPU with DEVICE_TARGET=CPU")
-    if why := reason():
-        raise ValueError(f"MindSpore cannot use the cards; {why}. DEVICE_TARGET=CPU rehearses "
-                         "without")
+    if target == "GPU" and re.fullmatch("[0-9]*", ranks):  # else ranks.py refuses the number
+        if int(ranks or 1) > cards:
+            raise ValueError(f"{ranks or 1} ranks need {ranks or 1} cards, {cards} are visible "
+                             "(CUDA_VISIBLE_DEVICES, nvidia-smi -L); start fewer, or rehearse on "
+                             "the CPU with DEVICE_TARGET=CPU")
+        if why := reason():
+            raise ValueError(f"MindSpore cannot use the cards; {why}. DEVICE_TARGET=CPU rehearses "
+                             "without")
     return cards, target
 
 
@@ -73,10 +67,9 @@ def reason():
 
 
 def _toolkit_problem():
-    home = os.getenv("CUDA_HOME")
-    if not home:
+    nvcc = os.path.join(os.getenv("CUDA_HOME", ""), "bin", "nvcc")
+    if not os.getenv("CUDA_HOME"):
         return f"CUDA_HOME is not set: {TOOLKIT}"
-    nvcc = os.path.join(home, "bin", "nvcc")
     if not os.access(nvcc, os.X_OK):
         return f"{nvcc} is no program that may be run: {TOOLKIT}"
     try:
@@ -93,8 +86,9 @@ def _toolkit_problem():
 
 
 def _library_problem():
+    import mindspore as ms
+
     try:
-        import mindspore as ms
         ms.set_context(device_target="GPU")
     except (RuntimeError, ValueError) as error:
         missing = re.search(r"libmindspore_gpu\S* failed\. (\S+): cannot open shared object",
@@ -112,8 +106,7 @@ def choose_device():
     """Set MindSpore's device to DEVICE_TARGET (GPU, CPU), if given; warn of a card that is idle."""
     import mindspore as ms
 
-    target = os.getenv("DEVICE_TARGET")
-    if target:
+    if target := os.getenv("DEVICE_TARGET"):
         ms.set_context(device_target=target)
     elif ms.get_context("device_target") == "CPU":
         try:
@@ -125,19 +118,14 @@ def choose_device():
                   file=sys.stderr, flush=True)
 
 
-def main():
-    if sys.argv[1:2] == ["--ranks"]:
-        try:
-            cards, target = check_cards("".join(sys.argv[2:]))
-        except ValueError as error:
-            print(f"run_gpu.sh: {error}", file=sys.stderr)
-            sys.exit(2)
-        print(len(cards), target)
-        return
-    cause = reason()
-    print(cause or "MindSpore loads its GPU plugin.", file=sys.stderr if cause else sys.stdout)
-    sys.exit(2 if cause else 0)
-
-
 if __name__ == "__main__":
-    main()
+    try:
+        if sys.argv[1:2] == ["--ranks"]:
+            print(*check_cards("".join(sys.argv[2:])))
+        elif why := reason():
+            raise ValueError(why)
+        else:
+            print("MindSpore loads its GPU plugin.")
+    except ValueError as error:
+        print(f"run_gpu.sh: {error}" if sys.argv[1:] else error, file=sys.stderr)
+        sys.exit(2)

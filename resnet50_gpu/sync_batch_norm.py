@@ -6,7 +6,6 @@ stays the same. Here all ranks add up their sums before they normalise, so that 
 one rank with the whole batch would.
 """
 
-import mindspore as ms
 from mindspore import nn, ops
 
 
@@ -49,36 +48,16 @@ class SyncBatchNorm(nn.Cell):
 
 
 def synchronise_batch_norm(net, rank_size):
-    """Replace each nn.BatchNorm2d of a net, in place; on Ascend by MindSpore's nn.SyncBatchNorm.
+    """Replace each nn.BatchNorm2d of a network; after init(), before the optimizer is made.
 
-    Parameters stay the same objects under the same names, so checkpoints fit with and without. Call
-    it after init() and before the optimizer is made.
-
-    Returns:
-        How many were replaced.
+    Parameters stay the same objects under the same names, so checkpoints fit with and without.
     """
     names = [(parameter, parameter.name) for parameter in net.get_parameters()]
-    replaced = _replace(net, rank_size)
+    for _, parent in list(net.cells_and_names()):
+        for index, (name, cell) in enumerate(parent.name_cells().items()):
+            if isinstance(cell, nn.BatchNorm2d) and isinstance(parent, nn.SequentialCell):
+                parent[index] = SyncBatchNorm(cell, rank_size)
+            elif isinstance(cell, nn.BatchNorm2d):
+                setattr(parent, name, SyncBatchNorm(cell, rank_size))
     for parameter, name in names:  # a new home would have given the parameters new names
         parameter.name = name
-    return replaced
-
-
-def _replace(parent, rank_size):
-    replaced = 0
-    for index, (name, cell) in enumerate(parent.name_cells().items()):
-        if not isinstance(cell, nn.BatchNorm2d):
-            replaced += _replace(cell, rank_size)
-            continue
-        if ms.get_context("device_target") == "Ascend":
-            new = nn.SyncBatchNorm(cell.num_features, cell.eps, 1 - cell.momentum)
-            new.gamma, new.beta = cell.gamma, cell.beta
-            new.moving_mean, new.moving_variance = cell.moving_mean, cell.moving_variance
-        else:
-            new = SyncBatchNorm(cell, rank_size)
-        if isinstance(parent, nn.SequentialCell):
-            parent[index] = new
-        else:
-            setattr(parent, name, new)
-        replaced += 1
-    return replaced
