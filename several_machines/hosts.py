@@ -42,15 +42,13 @@ class Machines(argparse.Action):
     """Reads --hosts or --hostfile; without a number of ranks (-n "") all slots are used."""
 
     def __call__(self, parser, args, value, option=None):
-        if not value:
-            parser.error(f"no {'machines' if self.dest == 'hosts' else 'hostfile'} given")
+        setattr(args, self.dest, value)
         try:
-            args.machines = check_hosts.read_hosts(*(
-                (value, None) if self.dest == "hosts" else (None, value)))
+            if value:
+                args.machines = check_hosts.read_hosts(args.hosts, args.hostfile)
         except ValueError as error:
             parser.error(str(error))
-        args.n = args.n or str(sum(slots for _, slots in args.machines))
-        setattr(args, self.dest, value)
+        args.n = args.n or str(sum(slots for _, slots in args.machines) or 1)
 
 
 def prepare(args, launch):
@@ -59,6 +57,8 @@ def prepare(args, launch):
               f"--wait must be a whole number of seconds, not '{args.wait}'")
     refuse_if(not re.fullmatch(r"[1-9]\d{0,3}", args.nodes),
               f"--nodes must be a whole number from 1, not '{args.nodes}'")
+    refuse_if(args.hosts == "", f"no machines given. usage: {args.usage}")
+    refuse_if(args.hostfile == "", f"no hostfile given. usage: {args.usage}")
     if args.machines:
         prepare_mpirun(args, launch)
     elif args.nodes != "1":

@@ -438,14 +438,14 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
 
 
 @pytest.mark.parametrize(("script", "arguments", "sentence"), [
-    ("run_mpirun_1.sh", ["{mnist}"], r"usage: bash run_mpirun_1.sh -H HOST1:SLOTS,.*\n.*: no machines given"),
+    ("run_mpirun_1.sh", ["{mnist}"], "no machines given. usage: bash run_mpirun_1.sh -H"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "two"], "a whole number from 1, not 'two'"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "unrecognized arguments: 3"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"],
      r"\[-- options of train_ddp.py\]\n.*: unrecognized arguments: --lr 1"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "nowhere"], "the data folder nowhere does not exist"),
     ("run_mpirun_1.sh", ["-H", "node1:2:", "{mnist}"], "write HOST:SLOTS, such as 192.168.0.1:8"),
-    ("run_mpirun_2.sh", [], r"usage: bash run_mpirun_2.sh HOSTFILE .*\n.*: no hostfile given"),
+    ("run_mpirun_2.sh", [], "no hostfile given. usage: bash run_mpirun_2.sh HOSTFILE"),
     ("run_mpirun_2.sh", ["nothing", "{mnist}"], "the hostfile nothing cannot be read"),
     ("run_mpirun_2.sh", ["hosts", "{mnist}"], "line 3 of hosts: write HOST slots=NUMBER"),
     ("run_mpirun_2.sh", ["empty", "{mnist}"], "empty names no machine"),
