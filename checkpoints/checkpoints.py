@@ -31,7 +31,7 @@ def add_options(parser, folder=None):
 
 def _writable(text):
     # A relative folder is where the launcher was started; a rank may run elsewhere.
-    folder = Path(os.path.relpath(os.getenv("LAUNCH_DIR", ".")), text)
+    folder = Path(os.path.relpath(os.getenv("LAUNCH_DIR") or "."), text)
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(f"{folder} cannot be made or written to; choose another")

@@ -93,7 +93,7 @@ def what_to_load(parameters):
     # distributed: the opposite of what_to_save()
     if args.mode == "hybrid_parallel":
         for name in SLICED:
-            if parameters[name].shape == (ROWS, COLUMNS):
+            if name in parameters and parameters[name].shape == (ROWS, COLUMNS):
                 own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
                 parameters[name] = Parameter(own.copy(), name=name)
     return parameters
