@@ -131,7 +131,7 @@ def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_
     again = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "msrun", "--check", command[0],
                                     "--", *command[1:], "--resume", "--epochs", 2, cwd=tmp_path, env=CPU, timeout=400))
     for rank in range(2):
-        assert f"[rank {rank}] resumed after epoch 1 from {saved[rank]}" in again.output
+        assert f"[rank {rank}] resumed after epoch 1 from ckpt/{saved[rank].name}" in again.output
         assert f"[rank {rank}] epoch: 2 step: 4, loss is " in again.output
     assert "epoch: 1 step" not in again.output
     assert sorted(file.name for file in (tmp_path / "ckpt").iterdir()) == [
