@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Trains on N NVIDIA cards of this machine, or rehearses with N CPU processes where there is none.
 #     bash run_gpu.sh [DATA_PATH [N]] [--launcher msrun] [--background] [-- options of the script]
-# DATA_PATH is the folder cifar-10-batches-bin (or the variable DATA_PATH); N the number of processes
-# (the visible cards, 2 without a card); the script is resnet50_distributed_training_gpu.py. It runs
-# in the folder device/: train.log has the lines of all ranks, log_output/1/rank.N/stdout (mpirun) or
-# log_msrun/worker_N.log (msrun) those of each. --background returns at once; to end it:
+# DATA_PATH is the folder cifar-10-batches-bin (or the variable DATA_PATH); N the number of
+# processes (the visible cards, 2 without a card). The script, resnet50_distributed_training_gpu.py,
+# runs in the folder device/: train.log has the lines of all ranks, log_output/1/rank.N/stdout
+# (mpirun) or log_msrun/worker_N.log (msrun) those of each. --background returns at once; to end it:
 # kill "$(cat device/train.pid)". Variables: CUDA_VISIBLE_DEVICES, DEVICE_TARGET (GPU, CPU).
 # Exit code: 0, 2 for bad input, else that of the rank that failed first.
 set -euo pipefail
@@ -22,7 +22,7 @@ read -r cards DEVICE_TARGET <<<"$cards"
 export DATA_PATH DEVICE_TARGET
 if [[ -z "$RANK_SIZE" ]]; then RANK_SIZE="$((cards > 0 ? cards : 2))"; fi
 
-# mpirun -n 8 --output-filename log_output --merge-stderr-to-stdout python resnet50_distributed_training_gpu.py
-# in the new folder device/, checked before and watched:
+# mpirun -n 8 --output-filename log_output --merge-stderr-to-stdout python SCRIPT, in the new folder
+# device/, checked before and watched:
 exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --in device --check --usage "$usage" \
     "$HERE/resnet50_distributed_training_gpu.py" "$@"
