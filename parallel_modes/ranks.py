@@ -1,13 +1,15 @@
-"""Makes a script one of several ranks, and starts them. Not needed to understand the lesson: skip it when reading.
+"""Makes a script one of several ranks, and starts them. Skip it when reading the lesson.
 Copy of mnist_ddp/ranks.py; tools/copies.py --fix refreshes it.
 
-In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On Ascend and GPU,
-MindSpore takes its ranks from mpirun. On CPU it cannot: there ranks find each other through one more process, the
-scheduler, and MS_* variables (its "dynamic cluster"); join() sets these, and rank 0 starts the scheduler.
+In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On
+Ascend and GPU, MindSpore takes its ranks from mpirun. On CPU it cannot: there ranks find each other
+through one more process, the scheduler, and MS_* variables (its "dynamic cluster"); join() sets
+these, and rank 0 starts the scheduler.
 
-As a program it starts a script as several ranks:     python ranks.py -n 4 train.py -- options of train.py
-The folder tools/ beside the lesson's has the launcher for that: it checks all before the start, shows what the ranks
-print, names the one that fails first and ends the others. Without tools/, in a copied-out lesson, they start plainly.
+As a program it starts a script as ranks:   python ranks.py -n 4 train.py -- options of train.py
+The folder tools/ beside the lesson's has the launcher for that: it checks all before the start,
+shows what ranks print, names the one that fails first and ends the others. Without tools/, in a
+copied-out lesson, they start plainly.
 """
 
 import argparse
@@ -24,23 +26,23 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_joined, _scheduler = False, None  # was this process prepared by join()? the process id of rank 0's scheduler
+_joined, _scheduler = False, None  # did join() prepare this process? rank 0's scheduler
 
 
-# ------------------------------------------------------------------------------------------------- in a script
+# ------------------------------------------------------------------------------------ in a script
 def join():
     """Prepare a rank for mindspore.communication.init().
 
     Returns:
-        Whether this process is one of several ranks, started by mpirun, msrun or a lesson's launcher; if not, it must
-        not call init().
+        Whether this process is one of several ranks, started by mpirun, msrun or a lesson's
+        launcher; if not, it must not call init().
     """
     global _joined, _scheduler
     import mindspore as ms
 
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
-    rank, size = ((env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_SIZE"]) if by_mpirun
-                  else (env.get("RANK_ID", "0"), env.get("RANK_SIZE", "1")))
+    rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
+    size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
     if ms.get_context("device_target") != "CPU":
         return launched
@@ -48,13 +50,13 @@ def join():
     if not launched or ("MS_ROLE" in env and not by_mpirun):  # msrun has set all variables
         return launched
     one_host = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
-    note = Path(env.get("PMIX_SERVER_TMPDIR", "."), "scheduler")  # mpirun makes this folder, one for a host
+    note = Path(env.get("PMIX_SERVER_TMPDIR", "."), "scheduler")  # mpirun's folder, one for a host
     if one_host:
-        env.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()) if rank == "0" else _wait_for(
-            lambda: note.exists() and note.read_text(), "rank 0 did not start its scheduler"))
+        env.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()) if rank == "0" else
+                   _wait_for(lambda: note.exists() and note.read_text(), "rank 0 did not start"))
     elif not {"MS_SCHED_HOST", "MS_SCHED_PORT"} <= env.keys():
-        sys.exit("The ranks run on several hosts: tell them where rank 0 is with mpirun -x MS_SCHED_HOST=<address of "
-                 "rank 0's host> -x MS_SCHED_PORT=<a free port there> ...")
+        sys.exit("The ranks run on several hosts: tell them where rank 0 is with mpirun -x "
+                 "MS_SCHED_HOST=<address of its host> -x MS_SCHED_PORT=<a free port there> ...")
     env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank)
     if rank == "0":
         _scheduler = _start_scheduler()
@@ -67,9 +69,9 @@ def join():
 
 
 def leave(code=0):
-    """End this process with an exit code, together with all other ranks, where join() prepared it; else return.
+    """End this process with an exit code, together with all ranks, if join() prepared it.
 
-    It leaves out MindSpore's own clean-up, which crashes about one time in ten, after all results are there.
+    It leaves out MindSpore's own clean-up, which crashes one time in ten, after all results.
     """
     if _joined:
         _meet()
@@ -79,9 +81,9 @@ def leave(code=0):
 def _prepare_cpu(ms):
     """Make ranks on CPU quick and quiet; variables that are set already are left alone."""
     if "avx512f" in Path("/proc/cpuinfo").read_text():
-        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # with AVX-512, convolutions are several times slower
-    os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # a collective waits 30 s, but ranks may still compile
-    if os.environ.setdefault("GLOG_v", "3") == "3":  # MindSpore's log: errors only; it has read the variable already
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
+    os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
+    if os.environ.setdefault("GLOG_v", "3") == "3":  # errors only; MindSpore has read it already
         core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
         levels = (ctypes.c_int * 64).in_dll(core, "_ZN9mindspore25g_ms_submodule_log_levelsE")
         for module in itertools.takewhile(lambda module: levels[module] == 2, range(64)):
@@ -99,15 +101,16 @@ def _prepare_cpu(ms):
 
 
 def _take_own_cores():
-    """After init() (before, it would make that slow): MindSpore's threads spin while they wait, so share the cores."""
-    from mindspore import communication as ranks
+    """After init() (before, it would be slow): MindSpore's threads spin, so share the cores."""
+    from mindspore import communication
 
-    while not ranks.GlobalComm.INITED:
+    while not communication.GlobalComm.INITED:
         time.sleep(0.005)
-    cores, rank, size = sorted(os.sched_getaffinity(0)), ranks.get_local_rank(), ranks.get_local_rank_size() or 1
+    rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
+    cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // size
-    os.sched_setaffinity(threading.main_thread().native_id,
-                         cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]])
+    mine = cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]]
+    os.sched_setaffinity(threading.main_thread().native_id, mine)
 
 
 def _start_scheduler():
@@ -115,7 +118,7 @@ def _start_scheduler():
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with rank 0, however that ends
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with rank 0
         os.environ["MS_ROLE"] = "MS_SCHED"
         from mindspore.communication import init
         try:
@@ -123,18 +126,19 @@ def _start_scheduler():
         finally:
             os._exit(0)
     where = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
-    _wait_for(lambda: _listens(where), "the scheduler does not listen on {}:{}".format(*where))
+    _wait_for(lambda: _listens(where), "no scheduler listens on {}:{}".format(*where))
     return pid
 
 
 def _meet():
-    """Return when all ranks have come here: all connect to rank 0, which hangs up when the last one has come."""
+    """Return when all ranks are here: all connect to rank 0, which hangs up after the last."""
     import mindspore as ms
 
     rank, host = int(os.environ["MS_NODE_ID"]), os.environ["MS_SCHED_HOST"]
     with socket.create_server((host if rank == 0 else "", 0), backlog=999) as server:
-        port = ms.Tensor([server.getsockname()[1]], ms.float32)  # exact below 2**24
-        ports = ms.ops.AllGather()(port).asnumpy() if os.environ["MS_WORKER_NUM"] != "1" else [0]
+        ports = [server.getsockname()[1]]
+        if os.environ["MS_WORKER_NUM"] != "1":  # float32 is exact below 2**24
+            ports = ms.ops.AllGather()(ms.Tensor(ports, ms.float32)).asnumpy()
         if rank > 0:
             socket.create_connection((host, int(ports[0])), timeout=60).recv(1)
         server.settimeout(60)
@@ -163,41 +167,37 @@ def _listens(address):
 
 
 def _free_port():
-    """A port that nobody uses: below those that Linux gives out, away from 8118 + 256 * rank, which MindSpore uses."""
-    return next(port for port in random.sample(range(20000, 30000), 999) if not _listens(("127.0.0.1", port)))
+    """A port below those that Linux gives out; MindSpore uses 8118 + 256 * rank, too."""
+    ports = random.sample(range(20000, 30000), 999)
+    return next(port for port in ports if not _listens(("127.0.0.1", port)))
 
 
-# ------------------------------------------------------------------------------------------------ as a program
+# ----------------------------------------------------------------------------------- as a program
 def main(argv):
-    """Hand over to tools/launch.py, or start the ranks plainly; returns the exit code of the first one that fails."""
+    """Hand over to tools/launch.py, or start the ranks plainly; returns the exit code."""
     launcher = HERE.parent / "tools" / "launch.py"
     if launcher.is_file():
-        os.execv(sys.executable, [sys.executable, str(launcher), "--lesson", str(HERE), *argv])
+        os.execv(sys.executable, [sys.executable, launcher, "--lesson", HERE, *argv])
     cut = argv.index("--") if "--" in argv else len(argv)
-    options = argv[cut + 1:]  # of the script
-    parser = argparse.ArgumentParser(prog="ranks.py", description="Start a script as several ranks.")
-    parser.add_argument("script", nargs="?", help="the training script; its options come after --")
+    parser = argparse.ArgumentParser(description="Start a script as several ranks.")
+    parser.add_argument("script", help="the training script; its options come after --")
     parser.add_argument("-n", type=int, required=True, help="number of ranks")
-    parser.add_argument("--with", "--launcher", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun")
-    parser.add_argument("--folder", default="device", help="table: rank 0 writes FOLDER0/train.log0, and so on")
+    parser.add_argument("--with", "--launcher", dest="way", choices=("mpirun", "msrun", "table"))
+    parser.add_argument("--folder", default="device", help="table: rank 0 runs in FOLDER0/")
     parser.add_argument("--in", dest="inside", default=".", help="run in this folder")
-    parser.add_argument("--check", action="store_true", help="first run the script once with --check")
-    for option in ("--usage", "--memory", "--show", "--logs"):  # tools/launch.py knows what they are good for
+    for option in ("--usage", "--memory", "--show", "--logs"):  # tools/launch.py needs them
         parser.add_argument(option, help=argparse.SUPPRESS)
     args, others = parser.parse_known_args(argv[:cut])
-    if others:
-        parser.error(f"{others[0]} needs the folder tools/ beside {HERE.name}/; copy it there")
-    script = args.script or options.pop(0)
-    command = [sys.executable, os.path.abspath(script), *options]
-    os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1")
-    os.environ.setdefault("GLOG_v", "3")
+    for option in set(others) - {"--check", "--plan"}:
+        parser.error(f"{option} needs the folder tools/ beside {HERE.name}/; copy it there")
+    command = [sys.executable, os.path.abspath(args.script), *argv[cut + 1:]]
+    os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1", RANK_SIZE=str(args.n))
     if os.path.isdir(os.getenv("DATA_PATH", "")):
-        os.environ["DATA_PATH"] = os.path.abspath(os.environ["DATA_PATH"])  # ranks may run in folders of their own
-    if args.check and subprocess.run([*command, "--check"], env={**os.environ, "RANK_SIZE": str(args.n)},
-                                     check=False).returncode:
+        os.environ["DATA_PATH"] = os.path.abspath(os.environ["DATA_PATH"])  # ranks change folders
+    if "--check" in others and subprocess.run([*command, "--check"], check=False).returncode:
         return 2  # it has said why
-    print(f"starting {args.n} ranks plainly: the folder tools/, copied beside {HERE.name}/, would check more, name a "
-          "rank that fails and explain why", flush=True)
+    print(f"starting {args.n} ranks plainly: the folder tools/, copied beside {HERE.name}/, would "
+          "check more, name a rank that fails and explain why", flush=True)
     os.makedirs(args.inside, exist_ok=True)
     os.chdir(args.inside)
     processes = list(_start(args, command))
@@ -215,24 +215,24 @@ def main(argv):
 
 
 def _start(args, command):
-    """Start the ranks: one process of mpirun or msrun, or one for each rank. They end when this program does."""
-    ending = {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # PR_SET_PDEATHSIG
-    if args.launcher == "table":
-        port = str(_free_port())
-        for rank in map(str, range(args.n)):
-            folder = Path(f"{args.folder}{rank}")
-            folder.mkdir(exist_ok=True)
-            own = {"RANK_ID": rank, "RANK_SIZE": str(args.n), "DEVICE_ID": rank, "MS_SCHED_HOST": "127.0.0.1",
-                   "MS_SCHED_PORT": port}
-            with open(folder / f"train.log{rank}", "wb") as log:
-                yield subprocess.Popen(command, env={**os.environ, **own}, cwd=folder, stdout=log, stderr=log, **ending)
-    elif args.launcher == "msrun":
-        yield subprocess.Popen(["msrun", f"--worker_num={args.n}", f"--local_worker_num={args.n}", "--join=True",
-                                f"--master_port={_free_port()}", "--log_dir=log_msrun", *command[1:]], **ending)
-    else:
-        yield subprocess.Popen(["mpirun", "-n", str(args.n), "--oversubscribe", "--bind-to", "none",
-                                "--output-filename", "log_output", "--merge-stderr-to-stdout",
-                                *["--allow-run-as-root"] * (os.geteuid() == 0), *command], **ending)
+    """Start mpirun, msrun, or each rank; they end when this program does."""
+    ends = {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # PR_SET_PDEATHSIG
+    if args.way == "msrun":
+        command = ["msrun", f"--worker_num={args.n}", f"--local_worker_num={args.n}", "--join=True",
+                   f"--master_port={_free_port()}", "--log_dir=log_msrun", *command[1:]]
+    elif args.way != "table":
+        command = ["mpirun", "-n", str(args.n), "--oversubscribe", "--bind-to", "none",
+                   "--output-filename", "log_output", "--merge-stderr-to-stdout",
+                   *["--allow-run-as-root"] * (os.geteuid() == 0), *command]
+    if args.way != "table":
+        yield subprocess.Popen(command, **ends)
+        return
+    os.environ.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()))
+    for rank in map(str, range(args.n)):
+        Path(args.folder + rank).mkdir(exist_ok=True)
+        with open(f"{args.folder}{rank}/train.log{rank}", "wb") as log:
+            yield subprocess.Popen(command, cwd=args.folder + rank, stdout=log, stderr=log, **ends,
+                                   env={**os.environ, "RANK_ID": rank, "DEVICE_ID": rank})
 
 
 if __name__ == "__main__":
