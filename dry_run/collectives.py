@@ -78,12 +78,12 @@ class Collectives:
         for pair in sorted(set(all_pairs) - self.tags.keys()):
             self.tags[pair] = len(self.tags)
 
-    def wait(self, request):
+    def wait(self, request, status=None):
         """Wait for MPI, politely at first; say what is waited for when it takes too long."""
-        if request.Test():
+        if request.Test(status):
             return
         deadline, pause = time.monotonic() + TIMEOUT, 0.0
-        while not request.Test():
+        while not request.Test(status):
             time.sleep(pause)
             pause = min(0.0005, pause + 1e-6)
             if time.monotonic() > deadline:
@@ -178,26 +178,74 @@ class Collectives:
 
         return run
 
+    def send(self, array, rank, tag):
+        """Send without waiting."""
+        self.sends = [(request, kept) for request, kept in self.sends if not request.Test()]
+        array = np.array(array, order="C")  # a copy: it is on its way while the tensor may change
+        self.sends.append((self.world.Isend(as_bytes(array), self.mpi_rank[rank], tag), array))
+
+    def receive(self, shape, dtype, rank, tag):
+        """Wait for an array of exactly this shape."""
+        array = np.empty(shape, dtype)
+        status = self.mpi.Status()
+        self.wait(self.world.Irecv(as_bytes(array), self.mpi_rank[rank], tag), status)
+        if status.Get_count(self.mpi.BYTE) != array.nbytes:
+            raise PlanError(f"rank {self.rank} received {status.Get_count(self.mpi.BYTE)} bytes from rank {rank} where "
+                            f"its plan has {array.nbytes}, at {self.doing}")
+        return array
+
     def make_send(self, node, group, peer):
-        to, tag = self.mpi_rank[peer], self.tags[pair_of(node, group, self.rank, peer)]
+        tag = self.tags[pair_of(node, group, self.rank, peer)]
 
         def run(tensor, *_):
-            self.sends = [(request, array) for request, array in self.sends if not request.Test()]
-            array = np.array(to_array(tensor))  # a copy: it is on its way while the tensor may change
-            self.sends.append((self.world.Isend(as_bytes(array), to, tag), array))
+            self.send(to_array(tensor), peer, tag)
             return tensor
 
         return run
 
     def make_receive(self, node, group, peer):
-        of, tag = self.mpi_rank[peer], self.tags[pair_of(node, group, peer, self.rank)]
+        tag = self.tags[pair_of(node, group, peer, self.rank)]
         dtype, shape = node.planned[0]
+        kind = np.float32 if dtype == ms.bfloat16 else ms.dtype_to_nptype(dtype)
+        return lambda *_: to_tensor(self.receive(shape, kind, peer, tag), dtype)
 
-        def run(*_):
-            kind = np.float32 if dtype == ms.bfloat16 else ms.dtype_to_nptype(dtype)
-            array = np.empty(shape, kind)
-            self.wait(self.world.Irecv(as_bytes(array), of, tag))
-            return to_tensor(array, dtype)
+    def make_neighborexchangev2(self, node, group, _):
+        """Pictures (N, C, H, W) cut in height and width: the borders of the neighbours' strips are added around."""
+        to, of = node.attributes["send_rank_ids"], node.attributes["recv_rank_ids"]
+        lens, around = node.attributes["send_lens"], node.attributes["recv_lens"]
+
+        def run(tensor, *_):
+            array = to_array(tensor)
+            for direction, rank in enumerate(to):
+                if rank >= 0:
+                    self.send(array[border(direction, lens, array.shape, inside=True)], rank, EXCHANGE + direction)
+            result = np.zeros(widened(array.shape, around), array.dtype)
+            result[inner(around, result.shape)] = array
+            for direction, rank in enumerate(of):
+                if rank >= 0:
+                    place = border(direction, around, array.shape)
+                    result[place] = self.receive(result[place].shape, array.dtype, rank, EXCHANGE + opposite(direction))
+            return to_tensor(result, tensor.dtype)
+
+        return run
+
+    def make_neighborexchangev2grad(self, node, group, _):
+        """What the borders' gradients are goes back to the neighbours, who add it to their own."""
+        to, of = node.attributes["recv_rank_ids"], node.attributes["send_rank_ids"]
+        around, lens = node.attributes["recv_lens"], node.attributes["send_lens"]
+
+        def run(tensor, *_):
+            array = to_array(tensor)
+            result = np.array(array[inner(around, array.shape)])
+            for direction, rank in enumerate(to):
+                if rank >= 0:
+                    self.send(array[border(direction, around, result.shape)], rank, EXCHANGE + direction)
+            for direction, rank in enumerate(of):
+                if rank >= 0:
+                    place = border(direction, lens, result.shape, inside=True)
+                    result[place] += self.receive(result[place].shape, array.dtype, rank,
+                                                  EXCHANGE + opposite(direction))
+            return to_tensor(result, tensor.dtype)
 
         return run
 
@@ -219,3 +267,48 @@ def as_bytes(array):
 def pair_of(node, group, sender, receiver):
     """By what a Send and its Receive find each other."""
     return group, node.attributes.get("sr_tag", 0), sender, receiver
+
+
+# The eight directions in which NeighborExchangeV2 counts: top, top right, right, bottom right, bottom, ... (clockwise).
+# Its lengths are those of top, bottom, left, right.
+VERTICAL = (-1, -1, 0, 1, 1, 1, 0, -1)
+HORIZONTAL = (0, 1, 1, 1, 0, -1, -1, -1)
+EXCHANGE = 30000  # tags of MPI from here on are those of exchanges; the numbered pairs stay below
+
+
+def opposite(direction):
+    """Where the receiver has the sender."""
+    return (direction + 4) % 8
+
+
+def span(side, before, after, length, inside):
+    """One dimension of a border: at its beginning (-1), its end (1), or all of it (0).
+
+    Args:
+        before, after: how wide the borders at the beginning and at the end are.
+        length: of the picture without added borders.
+        inside: the border is part of the picture; else it lies around, and the picture begins at `before`.
+    """
+    start = 0 if inside else before
+    if side == 0:
+        return slice(start, start + length)
+    if side < 0:
+        return slice(0, before)
+    return slice(length - after, length) if inside else slice(start + length, start + length + after)
+
+
+def border(direction, lens, shape, inside=False):
+    """The place of a border of a picture of this shape (without added borders)."""
+    top, bottom, left, right = lens
+    return (slice(None), slice(None), span(VERTICAL[direction], top, bottom, shape[2], inside),
+            span(HORIZONTAL[direction], left, right, shape[3], inside))
+
+
+def widened(shape, lens):
+    """The shape with borders."""
+    return (*shape[:2], shape[2] + lens[0] + lens[1], shape[3] + lens[2] + lens[3])
+
+
+def inner(lens, shape):
+    """The place of the picture within its borders; `shape` has them."""
+    return (slice(None), slice(None), slice(lens[0], shape[2] - lens[1]), slice(lens[2], shape[3] - lens[3]))
