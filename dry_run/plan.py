@@ -61,7 +61,7 @@ class Plan:
     """One graph of one rank."""
 
     phase: str
-    inputs: list            # names of the arguments
+    inputs: dict            # name of each argument -> (MindSpore dtype, shape), or None where the plan does not say
     parameters: dict        # name of the value -> name of the MindSpore Parameter
     constants: dict         # name -> value
     nodes: list
@@ -131,11 +131,15 @@ def value_of(attribute):
                     "does not know")
 
 
+def planned_tensors(protos):
+    """(dtype, shape) of each."""
+    return [(DTYPES[proto.data_type][1], tuple(proto.dims)) for proto in protos if proto.data_type in DTYPES]
+
+
 def planned_outputs(attribute):
     """(dtype, shape) of what a node promises."""
     if attribute.type == ATTRIBUTE.TENSORS:
-        return [(DTYPES[proto.data_type][1], tuple(proto.dims)) for proto in attribute.tensors
-                if proto.data_type in DTYPES]
+        return planned_tensors(attribute.tensors)
     if attribute.type in (ATTRIBUTE.TUPLE, ATTRIBUTE.LIST):
         return [leaf for part in attribute.values for leaf in planned_outputs(part)]
     return []
@@ -161,7 +165,8 @@ def read(model_bytes, phase, layouts, ir_file=None):
     primitives = {primitive.name: primitive for primitive in model.primitives}
     counts, constants, nodes = {}, {}, []
     parameters = {proto.name: proto.ref_key or proto.name.rpartition(":")[2] for proto in graph.parameter}
-    plan = Plan(phase, [item.name for item in graph.input], parameters, constants, nodes,
+    inputs = {item.name: (planned_tensors(item.tensor) or [None])[0] for item in graph.input}
+    plan = Plan(phase, inputs, parameters, constants, nodes,
                 [item.name for item in graph.output], layouts, ir_file)
     for proto in graph.node:
         if proto.op_type == "Constant":

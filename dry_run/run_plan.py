@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import collections
-import sys
 
+import mindspore as ms
 from mindspore import Parameter, Tensor
 from mindspore.ops import Primitive
 from mindspore.ops.primitive import _run_op
@@ -146,7 +146,25 @@ class Computation:
         if node.primitive.instance_name:
             primitive.set_prim_instance_name(node.primitive.instance_name)
         op = node.op
-        return lambda *inputs: _convert_stub(_run_op(primitive, op, inputs))
+
+        def run(*inputs):
+            return _convert_stub(_run_op(primitive, op, inputs))
+
+        if not any(dtype == ms.bfloat16 for dtype, _ in node.planned):
+            return run
+
+        def run_or_widen(*inputs):
+            """Many kernels of the CPU have no bfloat16: they compute in float32, and the result is rounded."""
+            try:
+                return run(*inputs)
+            except (TypeError, RuntimeError, ValueError):
+                wide = [value.astype(ms.float32) if isinstance(value, Tensor) and not isinstance(value, Parameter)
+                        and value.dtype == ms.bfloat16 else value for value in inputs]
+                if all(new is old for new, old in zip(wide, inputs)):
+                    raise
+                return rounded(run(*wide))
+
+        return run_or_widen
 
     def free_early(self):
         """Note after which operator each value is needed no more."""
@@ -165,8 +183,13 @@ class Computation:
         if len(arguments) != len(self.inputs):
             raise PlanError(f"the plan takes {len(self.inputs)} arguments and got {len(arguments)}")
         values = list(self.values)
-        for place, argument in zip(self.inputs, arguments):
+        for place, argument, promised in zip(self.inputs, arguments, self.plan.inputs.values()):
             values[place] = argument
+            if promised and isinstance(argument, Tensor) and min(promised[1], default=0) >= 0 and (
+                    tuple(argument.shape) != promised[1]):
+                raise PlanError(
+                    f"the plan takes an argument of the shape {promised[1]} on each rank and got {tuple(argument.shape)}"
+                    ': MindSpore planned this graph for the whole batch; give it that, with dataset_strategy="full_batch"')
         for run, places, out, node, frees in self.program:
             try:
                 values[out] = run(*[values[place] for place in places])
@@ -177,7 +200,7 @@ class Computation:
             except Exception as error:
                 raise PlanError(
                     f"the CPU cannot compute {where(self.plan, node)} as the plan wants it "
-                    f"({str(error).strip().partition(chr(10))[0]}); use another operator there, or train "
+                    f"({reason(error)}); use another operator there, or train "
                     "this network on cards only") from error
             for place in frees:
                 values[place] = None
@@ -194,7 +217,7 @@ class Computation:
             if isinstance(leaf, Tensor) and min(shape, default=0) >= 0 and (
                     tuple(leaf.shape) != shape or leaf.dtype != dtype):
                 raise PlanError(f"{where(self.plan, node)} made {leaf.dtype} {tuple(leaf.shape)} where the plan has "
-                                f"{dtype} {shape}: the CPU's kernel differs from the card's")
+                                f"{dtype} {shape}: on the CPU this operator differs from the card's")
 
 
 def flatten(value):
@@ -204,6 +227,19 @@ def flatten(value):
             yield from flatten(part)
     else:
         yield value
+
+
+def rounded(value):
+    """float32 tensors as bfloat16."""
+    if isinstance(value, (tuple, list)):
+        return tuple(rounded(part) for part in value)
+    return value.astype(ms.bfloat16) if isinstance(value, Tensor) and value.dtype == ms.float32 else value
+
+
+def reason(error):
+    """The first line of an error of MindSpore that says something."""
+    lines = (line.strip(" -") for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)
 
 
 def detail(node):
