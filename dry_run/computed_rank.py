@@ -5,11 +5,11 @@ is an Ascend card and that the front end is enough (no kernels). So it plans as 
 inserts the collectives, and refuses what it would refuse there. The graph is taken out as MindIR and computed by
 run_plan.py.
 """
-import atexit
 import contextlib
 import ctypes
+import functools
 import gc
-import logging
+import inspect
 import os
 import runpy
 import signal
@@ -20,13 +20,11 @@ import time
 import traceback
 from pathlib import Path
 
-logging.disable(logging.CRITICAL)  # while it loads, MindSpore complains that CANN is not whole: none of it is needed
-import mindspore as ms  # noqa: E402
-
-logging.disable(logging.NOTSET)
-from mindspore import Parameter, _c_expression
+import mindspore as ms
+from mindspore import Parameter, _c_expression, context
 from mindspore._c_expression import MSContext, ms_ctx_param
 from mindspore.communication import management
+from mindspore.train import Model
 
 import plan
 import run_plan
@@ -43,6 +41,7 @@ class Computer:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.computations, self.links, self.phase = {}, None, ""
+        self.replicas = {}
         self.said = set()
 
     def say(self, line):
@@ -82,8 +81,8 @@ class Computer:
     def plan_graph(self, executor, compile_graph, obj, phase, arguments):
         """Plan one graph and prepare its computation; returns what MindSpore's compile returns."""
         self.connect()
-        self.say(f"MindSpore has no {ms.get_auto_parallel_context('parallel_mode')} on CPU: its Ascend plan is computed "
-                 "here")
+        mode = ms.get_auto_parallel_context("parallel_mode")
+        self.say(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here")
         folder = self.folder / str(len(self.computations))
         folder.mkdir()
         with self.as_on_ascend(folder):
@@ -95,8 +94,26 @@ class Computer:
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)
-        self.computations[phase] = run_plan.Computation(found, self.links, self.parameters(obj, found))
+        computation = run_plan.Computation(found, self.links, self.parameters(obj, found))
+        self.computations[phase] = computation
+        self.replicas.update(computation.replicas())
+        for note in computation.notes():
+            self.say(f"computed on CPU: {note}")
         return done
+
+    def finish(self):
+        """The end of all ranks: compare what they hold in common, then end MPI. Returns the exit code."""
+        if self.links is None:
+            return 0
+        try:
+            trouble = run_plan.unlike_replicas(self.replicas, self.links)
+            if trouble and self.links.rank == 0:
+                print(f"compute.py: {trouble}", file=sys.stderr, flush=True)
+            self.links.finish()
+        except PlanError as error:
+            show(error, self.links.rank)
+            return 1
+        return int(bool(trouble))
 
     @staticmethod
     def parameters(obj, found):
@@ -105,9 +122,9 @@ class Computer:
         wanted = set(found.parameters.values()) - known.keys()
         if wanted:
             for item in gc.get_objects():
-                if issubclass(type(item), Parameter) and item.name in wanted:
-                    if known.setdefault(item.name, item) is not item:
-                        raise PlanError(f"the script has two parameters {item.name!r}, and the plan wants one")
+                if (issubclass(type(item), Parameter) and item.name in wanted
+                        and known.setdefault(item.name, item) is not item):
+                    raise PlanError(f"the script has two parameters {item.name!r}, and the plan wants one")
         for parameter in known.values():
             if parameter.has_init:
                 parameter.init_data()
@@ -148,11 +165,27 @@ class Computer:
         executor.grad_jit = run_or_compute
 
 
-def be_a_cpu():
-    """Scripts that ask for an Ascend card by name get the CPU."""
+def be_a_cpu(computer):
+    """This process is MindSpore on CPU, also where a script asks for an Ascend card by name."""
     MSContext.get_instance().register_check_env_callback(lambda *_: None)  # it would look for the rest of CANN
     MSContext.get_instance().register_set_env_callback(lambda *_: None)
     ms.set_context(device_target="CPU")
+    # Both ways to ask for a device end here; a card's number means nothing here.
+    set_target = context._Context.set_device_target
+    context._Context.set_device_target = lambda this, target: set_target(this, "CPU")
+    if hasattr(ms, "set_device"):
+        ms.set_device = lambda device_target, device_id=None: None
+    train = Model.train
+
+    @functools.wraps(train)
+    def train_without_sink(model, *args, **kwargs):
+        bound = inspect.signature(train).bind(model, *args, **kwargs)
+        if bound.arguments.get("dataset_sink_mode") and ms.get_auto_parallel_context("parallel_mode") in PLANNED:
+            computer.say("computed on CPU: dataset_sink_mode=True, without sink")
+            bound.arguments.update(dataset_sink_mode=False)
+        return train(*bound.args, **bound.kwargs)
+
+    Model.train = train_without_sink
 
 
 def join_cluster():
@@ -205,36 +238,38 @@ def start_scheduler():
             REALLY_EXIT(0)
 
 
-REALLY_EXIT = os._exit
+REALLY_EXIT, SELF = os._exit, os.getpid()
 
 
-def leave(computer, code, pid=os.getpid()):
+def leave(computer, code):
     """End this process at once, after MPI's own end where all went well; MindSpore's clean-up sometimes crashes."""
-    if os.getpid() == pid:
+    if os.getpid() == SELF:  # not in a process that the script forked
         sys.stdout.flush()
         sys.stderr.flush()
-        if code == 0 and computer.links is not None:
-            computer.links.finish()
+        code = code or computer.finish()
+        sys.stderr.flush()
     REALLY_EXIT(code)
 
 
-def show(error):
+def show(error, rank):
     """A plan that cannot be computed is one sentence; other errors are the script's."""
     cause = error
     while cause is not None and not isinstance(cause, PlanError):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         traceback.print_exception(type(error), error, error.__traceback__)
+    elif cause.by_all and rank != 0:
+        time.sleep(2)  # mpirun ends all ranks with the first: let rank 0 tell it
     else:
-        print(f"compute.py: {cause}", file=sys.stderr)
+        print(f"compute.py: {cause}", file=sys.stderr, flush=True)
 
 
 def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
-    be_a_cpu()
-    join_cluster()
     with tempfile.TemporaryDirectory(prefix="ascend_plan_") as folder:
         computer = Computer(folder)
+        be_a_cpu(computer)
+        join_cluster()
         os._exit = lambda code: leave(computer, code)
         for name in ("GraphExecutor_", "JitExecutor_"):
             if hasattr(_c_expression, name):
@@ -252,6 +287,6 @@ def main(script, args):
             if isinstance(stop.code, str):
                 print(stop.code, file=sys.stderr)
         except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
-            show(error)
+            show(error, computer.links.rank if computer.links else 0)
             code = 1
     leave(computer, code)

@@ -29,7 +29,15 @@ DTYPES = {TENSOR.FLOAT: (np.float32, mstype.float32), TENSOR.UINT8: (np.uint8, m
 
 
 class PlanError(Exception):
-    """A plan cannot be computed as it is; the text names the operator, the user's line and what to do."""
+    """A plan cannot be computed as it is; the text names the operator, the user's line and what to do.
+
+    Args:
+        by_all: all ranks raise the same; one of them tells it.
+    """
+
+    def __init__(self, text, by_all=False):
+        super().__init__(text)
+        self.by_all = by_all
 
 
 class _Monad:
@@ -68,6 +76,27 @@ class Plan:
     outputs: list
     layouts: dict           # as MindSpore gives them, by parameter
     ir_file: Path | None    # the same graph as text, where the user's lines stand
+    counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
+
+    def near(self, node):
+        """The user's line of a node; else, as "near file:line", that of what it works on, or of what works on it."""
+        if self.source(node):
+            return self.source(node)
+        makers = {other.output: other for other in self.nodes}
+        for forward in (False, True):
+            seen, front = {node.output}, [node]
+            while front:
+                if forward:
+                    front = [other for other in self.nodes if other.output not in seen and any(
+                        before.output in other.inputs for before in front)]
+                else:
+                    front = [makers[name] for before in front for name in before.inputs
+                             if name in makers and name not in seen]
+                seen.update(other.output for other in front)
+                lines = [line for line in map(self.source, front) if line]
+                if lines:
+                    return f"near {lines[0]}"
+        return ""
 
     def source(self, node):
         """The user's line of a node, "file:line", or "" where the compiler made it or no longer knows."""
@@ -76,7 +105,7 @@ class Plan:
         if not hasattr(self, "_sources"):
             self._sources = user_lines(self.ir_file.read_text())
         lines = self._sources.get(node.op, [])
-        same = sum(other.op == node.op for other in self.nodes)
+        same = self.counts.get(node.op)
         return lines[node.order] if len(lines) == same else ""
 
 
@@ -102,33 +131,39 @@ def tensor_of(proto):
     return Tensor(array.copy(), dtype)
 
 
+def scalar_of(attribute):
+    """The number or text of an attribute, or of an item of a tuple."""
+    fields = {ATTRIBUTE.FLOAT: ("floats", "f"), ATTRIBUTE.DOUBLE: ("doubles", "d"), ATTRIBUTE.STRING: ("strings", "s")}
+    many, one = fields.get(attribute.type) or ("ints", "i")
+    value = getattr(attribute, many)[0] if getattr(attribute, many) else getattr(attribute, one)
+    if attribute.type == ATTRIBUTE.BOOL:
+        return bool(value)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+SCALARS = INTEGERS | {ATTRIBUTE.BOOL, ATTRIBUTE.FLOAT, ATTRIBUTE.DOUBLE, ATTRIBUTE.STRING}
+
+
 def value_of(attribute):
     """The Python value or Tensor of a MindIR attribute."""
     kind = attribute.type
-    if kind in INTEGERS or kind == ATTRIBUTE.BOOL:
-        value = attribute.ints[0] if attribute.ints else attribute.i
-        return bool(value) if kind == ATTRIBUTE.BOOL else value
-    if kind == ATTRIBUTE.FLOAT:
-        return attribute.floats[0] if attribute.floats else attribute.f
-    if kind == ATTRIBUTE.DOUBLE:
-        return attribute.doubles[0] if attribute.doubles else attribute.d
-    if kind == ATTRIBUTE.STRING:
-        value = attribute.strings[0] if attribute.strings else attribute.s
-        return value.decode() if isinstance(value, bytes) else value
     if kind in (ATTRIBUTE.TUPLE, ATTRIBUTE.LIST):
-        items = [value_of(part) for part in attribute.values]
-        return tuple(items) if kind == ATTRIBUTE.TUPLE else items
-    if kind == ATTRIBUTE.TENSORS and len(attribute.tensors) == 1:
+        value = [value_of(part) for part in attribute.values]
+        value = tuple(value) if kind == ATTRIBUTE.TUPLE else value
+    elif kind in SCALARS:
+        value = scalar_of(attribute)
+    elif kind == ATTRIBUTE.TENSORS and len(attribute.tensors) == 1:
         proto = attribute.tensors[0]
-        if not proto.raw_data and not proto.dims:  # a type alone, as an operator's dtype
-            return DTYPES[proto.data_type][1]
-        return tensor_of(proto)
-    if kind in (ATTRIBUTE.UMONAD, ATTRIBUTE.IOMONAD):
-        return MONAD
-    if kind in (ATTRIBUTE.NONE, ATTRIBUTE.TYPE_NULL):
-        return None
-    raise PlanError(f"the plan holds a value of the kind {ATTRIBUTE.AttributeType.Name(kind)}, which this program "
-                    "does not know")
+        alone = not proto.raw_data and not proto.dims  # a type alone, as an operator's dtype
+        value = DTYPES[proto.data_type][1] if alone and proto.data_type in DTYPES else tensor_of(proto)
+    elif kind in (ATTRIBUTE.UMONAD, ATTRIBUTE.IOMONAD):
+        value = MONAD
+    elif kind in (ATTRIBUTE.NONE, ATTRIBUTE.TYPE_NULL):
+        value = None
+    else:
+        raise PlanError(f"the plan holds a value of the kind {ATTRIBUTE.AttributeType.Name(kind)}, which this program "
+                        "does not know")
+    return value
 
 
 def planned_tensors(protos):
@@ -167,7 +202,7 @@ def read(model_bytes, phase, layouts, ir_file=None):
     parameters = {proto.name: proto.ref_key or proto.name.rpartition(":")[2] for proto in graph.parameter}
     inputs = {item.name: (planned_tensors(item.tensor) or [None])[0] for item in graph.input}
     plan = Plan(phase, inputs, parameters, constants, nodes,
-                [item.name for item in graph.output], layouts, ir_file)
+                [item.name for item in graph.output], layouts, ir_file, counts)
     for proto in graph.node:
         if proto.op_type == "Constant":
             constants[proto.output[0]] = value_of(proto.attribute[0])
@@ -194,5 +229,4 @@ def read(model_bytes, phase, layouts, ir_file=None):
 
 def where(plan, node):
     """A node for people: operator, scope and the user's line."""
-    source = plan.source(node)
-    return f"{node.op} ({source or 'made by the compiler'}, {node.name})"
+    return f"{node.op} ({plan.near(node) or 'made by the compiler'}, {node.name})"

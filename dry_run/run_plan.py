@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import collections
+import hashlib
+import math
 
 import mindspore as ms
 from mindspore import Parameter, Tensor
@@ -49,15 +51,16 @@ class Computation:
 
     def __init__(self, plan, links, parameters):
         self.plan, self.links = plan, links
+        self.parameters = {name: parameters.get(name) for name in plan.parameters.values()}
         self.slots, self.values = {}, []
         self.checked = False
         for name, value in plan.constants.items():
             self.slot(name, value)
         for name, parameter in plan.parameters.items():
-            if parameter not in parameters:
-                raise PlanError(f"the plan has a parameter {parameter!r} that the script has not; the dry run and "
-                                "this run made different networks")
-            self.slot(name, parameters[parameter])
+            if self.parameters[parameter] is None:
+                raise PlanError(f"the plan has a parameter {parameter!r} that is not found in the script; keep it as "
+                                "an attribute of the network or the optimizer")
+            self.slot(name, self.parameters[parameter])
         self.inputs = [self.slot(name) for name in plan.inputs]
         self.meet()
         self.program = [self.instruction(node, i) for i, node in enumerate(plan.nodes)]
@@ -84,16 +87,49 @@ class Computation:
                 peer = peer_of(node, group)
                 self.peers[node.output] = group, peer
                 mine.append(meeting.Call(node.op, group, detail(node), peer, node.attributes.get("sr_tag", 0),
-                                         self.plan.source(node), node.name))
+                                         self.plan.near(node), node.name))
         everyone = [[meeting.Call(*call) for call in calls]
                     for calls in self.links.share([tuple(call) for call in mine])]
         trouble = meeting.stuck(everyone)
         if trouble:
-            raise PlanError(f"this plan would hang: {trouble}")
+            raise PlanError(f"this plan would hang: {trouble}", by_all=True)
         self.links.make_groups([call.group for calls in everyone for call in calls])
         self.links.number_pairs([
             (call.group, call.tag, rank, call.peer) for rank, calls in enumerate(everyone) for call in calls
             if call.op == "Send"])
+
+    def notes(self):
+        """In which points the numbers may differ from a card's, as sentences."""
+        ops = sorted({node.op for node in self.plan.nodes if any(word in node.op for word in RANDOM)})
+        small = sorted({str(dtype) for node in self.plan.nodes for dtype, _ in node.planned
+                        if dtype in (ms.float16, ms.bfloat16)})
+        return ([f"{', '.join(ops)}: the CPU draws other random numbers than a card"] if ops else []) + (
+            [f"{', '.join(small)}: the CPU rounds otherwise than a card"] if small else [])
+
+    def replicas(self):
+        """What other ranks should hold just as this one does.
+
+        Returns:
+            {(parameter's name, stage, number of the slice): Parameter} of what the step trains. A parameter that the
+            optimizer's shards cut, or whose layout is interleaved, is left out.
+        """
+        found = {}
+        for name, parameter in self.parameters.items():
+            layout = self.plan.layouts.get(name)
+            if not parameter.requires_grad or (layout and (layout[5] or any(
+                    not isinstance(dim, int) for dim in layout[1]))):
+                continue
+            if not layout:
+                continue
+            devices, tensor_map = layout[0], layout[1]
+            here = math.prod(devices)
+            stage, place = divmod(self.links.rank, here)
+            at = []  # this rank's coordinates along the devices, last one first
+            for count in reversed(devices):
+                place, coordinate = divmod(place, count)
+                at.append(coordinate)
+            found[name, stage, tuple(at[dim] if dim >= 0 else 0 for dim in tensor_map)] = parameter
+        return found
 
     def instruction(self, node, index):
         """(function, places of the inputs, place of the output, node), or None where there is nothing to do."""
@@ -188,8 +224,8 @@ class Computation:
             if promised and isinstance(argument, Tensor) and min(promised[1], default=0) >= 0 and (
                     tuple(argument.shape) != promised[1]):
                 raise PlanError(
-                    f"the plan takes an argument of the shape {promised[1]} on each rank and got {tuple(argument.shape)}"
-                    ': MindSpore planned this graph for the whole batch; give it that, with dataset_strategy="full_batch"')
+                    f"the plan takes an argument of the shape {promised[1]} and got {tuple(argument.shape)}: MindSpore "
+                    'planned this graph for the whole batch; give it that, with dataset_strategy="full_batch"')
         for run, places, out, node, frees in self.program:
             try:
                 values[out] = run(*[values[place] for place in places])
@@ -218,6 +254,36 @@ class Computation:
                     tuple(leaf.shape) != shape or leaf.dtype != dtype):
                 raise PlanError(f"{where(self.plan, node)} made {leaf.dtype} {tuple(leaf.shape)} where the plan has "
                                 f"{dtype} {shape}: on the CPU this operator differs from the card's")
+
+
+def unlike_replicas(replicas, links):
+    """Compare what ranks hold in common.
+
+    Args:
+        replicas: {key: Parameter} of this rank.
+        links: Collectives; all ranks come here.
+
+    Returns:
+        A sentence, or None when all are alike (to 1e-5 of the largest number).
+    """
+    arrays = {key: parameter.asnumpy() for key, parameter in replicas.items()
+              if parameter.dtype in (ms.float32, ms.float64, ms.float16)}
+    digests = links.share({key: hashlib.sha256(array.tobytes()).digest() for key, array in arrays.items()})
+    holders = collections.defaultdict(set)
+    for known in digests:
+        for key, digest in known.items():
+            holders[key].add(digest)
+    unlike = sorted((key for key, found in holders.items() if len(found) > 1), key=str)
+    everyone = links.share({key: arrays[key] for key in unlike[:20] if key in arrays})
+    for key in unlike[:20]:
+        held = {rank: known[key].astype(float) for rank, known in enumerate(everyone) if key in known}
+        first = next(iter(held.values()))
+        far = max(abs(array - first).max() for array in held.values())
+        if not far <= 1e-5 * max(1.0, abs(first).max()):
+            return (f"after the last step the ranks {meeting.spell(held)} hold different values of {key[0]!r} (up to "
+                    f"{far:.3g} apart), which they should hold alike: a gradient was not reduced over all of them, or "
+                    "they did not start alike (ms.set_seed)")
+    return None
 
 
 def flatten(value):

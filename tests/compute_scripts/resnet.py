@@ -54,7 +54,7 @@ class BatchNormOfParts(nn.Cell):
     def __init__(self, whole):
         super().__init__(auto_prefix=False)
         self.whole = whole
-        self.norm = ops.BatchNorm(is_training=True, epsilon=whole.eps, momentum=1 - whole.momentum)
+        self.norm = ops.BatchNorm(is_training=True, epsilon=whole.eps, momentum=whole.momentum)
         self.others = nn.CellList([nn.BatchNorm2d(whole.num_features, use_batch_statistics=True)
                                    for _ in range(args.parts - 1)])
         for parameter in self.others.get_parameters():
@@ -123,7 +123,7 @@ if args.parts > 1:
 if args.mode == "pipeline":
     for number, layer in enumerate((net.layer1, net.layer2, net.layer3, net.layer4)):
         layer[0].pipeline_stage = number // 2
-optimizer = nn.Momentum(trained, 0.01, 0.9)
+optimizer = nn.Momentum(trained, 0.002, 0.9)
 loss = Loss(net, args.micro_batches if args.mode == "stand_alone" else 1)  # Model divides a pipeline's gradients
 if args.mode == "pipeline":
     loss = nn.PipelineCell(loss, args.micro_batches)

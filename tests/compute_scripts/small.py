@@ -19,8 +19,10 @@ parser.add_argument("--slices", type=int, nargs=2, default=(1, 2), help="of the 
 parser.add_argument("--search-mode", default="recursive_programming")
 parser.add_argument("--stages", type=int, default=2)
 parser.add_argument("--steps", type=int, default=4)
+parser.add_argument("--first", type=int, default=0, help="the first step, after --load")
 parser.add_argument("--optimizer", choices=("Momentum", "Adam"), default="Momentum")
-parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32", help="of the second MatMul")
+parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
+                    help="of the second MatMul")
 parser.add_argument("--jit", action="store_true", help="the step as a function under jit instead of a Cell")
 parser.add_argument("--sliced", action="store_true", help="save checkpoints of slices and the strategy, too")
 parser.add_argument("--load", help="start with this checkpoint, {} is the rank")
@@ -142,7 +144,7 @@ run = run_under_jit if args.jit else step
 share = slice(None)
 if args.mode == "optimizer_shard":
     share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
-for number in range(args.steps):
+for number in range(args.first, args.steps):
     loss = run(Tensor(X[number][share]), Tensor(Y[number][share]))
     print(f"rank {rank} step: {number}, loss is {float(loss.asnumpy()):.7f}", flush=True)
 
