@@ -1,0 +1,292 @@
+"""One rank of a computed run: the script in an ordinary CPU process, its parallel graphs planned for Ascend.
+
+When a graph is compiled in semi_auto_parallel or auto_parallel, MindSpore is told for that moment that its device
+is an Ascend card and that the front end is enough (no kernels). So it plans as on a card: it cuts the parameters,
+inserts the collectives, and refuses what it would refuse there. The graph is taken out as MindIR and computed by
+run_plan.py.
+"""
+import contextlib
+import ctypes
+import functools
+import gc
+import inspect
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import Parameter, _c_expression, context
+from mindspore._c_expression import MSContext, ms_ctx_param
+from mindspore.communication import management
+from mindspore.train import Model
+
+import plan
+import run_plan
+from collectives import Collectives
+from plan import PlanError
+
+PLANNED = ("semi_auto_parallel", "auto_parallel")  # the modes that MindSpore has no plan for on CPU
+GROUP = "hccl_world_group"
+
+
+class Computer:
+    """Stands between MindSpore's executors and the script."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.computations, self.links, self.phase = {}, None, ""
+        self.replicas = {}
+        self.said = set()
+
+    def say(self, line):
+        """One line for the user, by rank 0, once."""
+        if line not in self.said and management.get_rank() == 0:
+            print(line, flush=True)
+        self.said.add(line)
+
+    def connect(self):
+        """Connect to the other ranks, at the first plan."""
+        if self.links is None:
+            if not management.GlobalComm.INITED:
+                raise PlanError("a parallel graph is compiled before init(); call init() first")
+            self.links = Collectives(management.get_rank(), management.get_group_size())
+            # what a card's world is called; here a name for MindSpore's own books
+            _c_expression.CollectiveManager.get_instance().create_group(GROUP, list(range(self.links.rank_size)))
+
+    @contextlib.contextmanager
+    def as_on_ascend(self, folder):
+        """MindSpore's front end plans for an Ascend card, and stops there; the graph as text goes to `folder`."""
+        context = MSContext.get_instance()
+        changed = {"MS_DEV_PRECOMPILE_ONLY": "1", "MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_DUMP_IR_PASSES": "validate",
+                   "MS_DEV_SAVE_GRAPHS_PATH": str(folder)}
+        before = {name: os.environ.get(name) for name in changed}
+        os.environ.update(changed)
+        context.set_param(ms_ctx_param.device_target, "Ascend")
+        try:
+            yield
+        finally:
+            context.set_param(ms_ctx_param.device_target, "CPU")
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def plan_graph(self, executor, compile_graph, obj, phase, arguments):
+        """Plan one graph and prepare its computation; returns what MindSpore's compile returns."""
+        self.connect()
+        mode = ms.get_auto_parallel_context("parallel_mode")
+        self.say(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here")
+        folder = self.folder / str(len(self.computations))
+        folder.mkdir()
+        with self.as_on_ascend(folder):
+            done = compile_graph(executor, obj, *arguments)
+        model = executor.get_func_graph_proto(phase, "mind_ir", False)
+        layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
+        files = sorted(folder.rglob("*_validate_*.ir"))
+        found = plan.read(model, phase, layouts, files[-1] if files else None)
+        keep = os.environ.get("COMPUTE_KEEP")
+        if keep:
+            Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)
+        computation = run_plan.Computation(found, self.links, self.parameters(obj, found))
+        self.computations[phase] = computation
+        self.replicas.update(computation.replicas())
+        for note in computation.notes():
+            self.say(f"computed on CPU: {note}")
+        return done
+
+    def finish(self):
+        """The end of all ranks: compare what they hold in common, then end MPI. Returns the exit code."""
+        if self.links is None:
+            return 0
+        try:
+            trouble = run_plan.unlike_replicas(self.replicas, self.links)
+            if trouble and self.links.rank == 0:
+                print(f"compute.py: {trouble}", file=sys.stderr, flush=True)
+            self.links.finish()
+        except PlanError as error:
+            show(error, self.links.rank)
+            return 1
+        return int(bool(trouble))
+
+    @staticmethod
+    def parameters(obj, found):
+        """The script's Parameters by name."""
+        known = dict(obj.parameters_dict()) if hasattr(obj, "parameters_dict") else {}
+        wanted = set(found.parameters.values()) - known.keys()
+        if wanted:
+            for item in gc.get_objects():
+                if (issubclass(type(item), Parameter) and item.name in wanted
+                        and known.setdefault(item.name, item) is not item):
+                    raise PlanError(f"the script has two parameters {item.name!r}, and the plan wants one")
+        for parameter in known.values():
+            if parameter.has_init:
+                parameter.init_data()
+        return known
+
+    def watch(self, executor):
+        """Plan what an executor class compiles in a parallel mode, and compute it."""
+        compile_graph, run_graph = executor.compile, executor.__call__
+
+        def compile_or_plan(this, obj, args, kwargs, phase, *rest):
+            if ms.get_auto_parallel_context("parallel_mode") not in PLANNED:
+                return compile_graph(this, obj, args, kwargs, phase, *rest)
+            return self.plan_graph(this, compile_graph, obj, phase, (args, kwargs, phase, *rest))
+
+        def run_or_compute(this, args, phase):
+            if phase in self.computations:
+                return self.computations[phase](*args)
+            return run_graph(this, args, phase)
+
+        executor.compile = compile_or_plan
+        executor.__call__ = run_or_compute
+
+    def watch_functions(self, executor):
+        """Functions under `jit` run through the PyNative executor, which is told the graph just before."""
+        setter = next(name for name in ("set_jit_compile_phase", "set_jit_compile_status") if hasattr(executor, name))
+        set_phase, run_graph = getattr(executor, setter), executor.grad_jit
+
+        def note_phase(this, *args):
+            self.phase = args[-1]
+            return set_phase(this, *args)
+
+        def run_or_compute(this, *args):
+            if self.phase in self.computations:
+                return self.computations[self.phase](*args)
+            return run_graph(this, *args)
+
+        setattr(executor, setter, note_phase)
+        executor.grad_jit = run_or_compute
+
+
+def be_a_cpu(computer):
+    """This process is MindSpore on CPU, also where a script asks for an Ascend card by name."""
+    MSContext.get_instance().register_check_env_callback(lambda *_: None)  # it would look for the rest of CANN
+    MSContext.get_instance().register_set_env_callback(lambda *_: None)
+    ms.set_context(device_target="CPU")
+    # Both ways to ask for a device end here; a card's number means nothing here.
+    set_target = context._Context.set_device_target
+    context._Context.set_device_target = lambda this, target: set_target(this, "CPU")
+    if hasattr(ms, "set_device"):
+        ms.set_device = lambda device_target, device_id=None: None
+    train = Model.train
+
+    @functools.wraps(train)
+    def train_without_sink(model, *args, **kwargs):
+        bound = inspect.signature(train).bind(model, *args, **kwargs)
+        if bound.arguments.get("dataset_sink_mode") and ms.get_auto_parallel_context("parallel_mode") in PLANNED:
+            computer.say("computed on CPU: dataset_sink_mode=True, without sink")
+            bound.arguments.update(dataset_sink_mode=False)
+        return train(*bound.args, **bound.kwargs)
+
+    Model.train = train_without_sink
+
+
+def join_cluster():
+    """Where mpirun started this rank and nobody has told MindSpore of the others: tell it."""
+    init = management.init
+
+    def join_and_init(backend_name=None):
+        if "OMPI_COMM_WORLD_RANK" in os.environ and "MS_ROLE" not in os.environ:
+            set_cluster()
+        return init() if backend_name in ("hccl", "nccl", None) else init(backend_name)
+
+    management.init = ms.communication.init = join_and_init
+
+
+def set_cluster():
+    """Set MindSpore's variables of a cluster from mpirun's; rank 0 starts the scheduler."""
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    if os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"] != os.environ["OMPI_COMM_WORLD_SIZE"]:
+        raise PlanError("the ranks run on several hosts: the script must set up MindSpore's cluster itself (MS_ROLE)")
+    os.environ.update(MS_WORKER_NUM=os.environ["OMPI_COMM_WORLD_SIZE"], MS_SCHED_HOST="127.0.0.1",
+                      MS_NODE_ID=str(rank))
+    file = Path(os.environ["PMIX_SERVER_TMPDIR"]) / "compute_scheduler_port"
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            os.environ["MS_SCHED_PORT"] = str(probe.getsockname()[1])
+        start_scheduler()
+        draft = file.with_suffix(".draft")
+        draft.write_text(os.environ["MS_SCHED_PORT"])
+        draft.replace(file)
+    else:
+        deadline = time.monotonic() + 60
+        while not file.exists():
+            time.sleep(0.02)
+            if time.monotonic() > deadline:
+                raise PlanError("rank 0 did not start MindSpore's scheduler within 60 s")
+        os.environ["MS_SCHED_PORT"] = file.read_text()
+    os.environ["MS_ROLE"] = "MS_WORKER"
+
+
+def start_scheduler():
+    """MindSpore's scheduler, a copy of this process that ends with it."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        os.environ["MS_ROLE"] = "MS_SCHED"
+        try:
+            management.init()
+        finally:
+            REALLY_EXIT(0)
+
+
+REALLY_EXIT, SELF = os._exit, os.getpid()
+
+
+def leave(computer, code):
+    """End this process at once, after MPI's own end where all went well; MindSpore's clean-up sometimes crashes."""
+    if os.getpid() == SELF:  # not in a process that the script forked
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = code or computer.finish()
+        sys.stderr.flush()
+    REALLY_EXIT(code)
+
+
+def show(error, rank):
+    """A plan that cannot be computed is one sentence; other errors are the script's."""
+    cause = error
+    while cause is not None and not isinstance(cause, PlanError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    elif cause.by_all and rank != 0:
+        time.sleep(2)  # mpirun ends all ranks with the first: let rank 0 tell it
+    else:
+        print(f"compute.py: {cause}", file=sys.stderr, flush=True)
+
+
+def main(script, args):
+    """Run the script as `python SCRIPT args ...` would, and end this process."""
+    with tempfile.TemporaryDirectory(prefix="ascend_plan_") as folder:
+        computer = Computer(folder)
+        be_a_cpu(computer)
+        join_cluster()
+        os._exit = lambda code: leave(computer, code)
+        for name in ("GraphExecutor_", "JitExecutor_"):
+            if hasattr(_c_expression, name):
+                computer.watch(getattr(_c_expression, name))
+        computer.watch_functions(_c_expression.PyNativeExecutor_)
+        for name in ("compute", "plan", "run_plan", "collectives", "meeting", "graph_ir", "stand_ins"):
+            sys.modules.pop(name, None)  # the script may have modules of these names
+        sys.argv = [script, *args]
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
+        code = 0
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            if isinstance(stop.code, str):
+                print(stop.code, file=sys.stderr)
+        except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
+            show(error, computer.links.rank if computer.links else 0)
+            code = 1
+    leave(computer, code)

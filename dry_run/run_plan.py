@@ -1,0 +1,329 @@
+"""Compute a rank's plan with the kernels of the CPU, operator by operator."""
+from __future__ import annotations
+
+import collections
+import hashlib
+import math
+
+import mindspore as ms
+from mindspore import Parameter, Tensor
+from mindspore.ops import Primitive
+from mindspore.ops.primitive import _run_op
+
+import meeting
+from plan import MONAD, PlanError, where
+
+try:
+    from mindspore.common._stub_tensor import _convert_stub
+except ImportError:  # after 2.7 operators return tensors at once
+    def _convert_stub(value):
+        return value
+
+RANDOM = ("Dropout", "Random", "Normal", "Uniform", "Multinomial", "Gamma", "Poisson", "Bernoulli")
+PASS_ON = ("Depend",)  # their value is their first input
+
+
+def group_of(node, rank_size):
+    """The ranks of a collective, as a sorted tuple."""
+    ranks = node.attributes.get("group_rank_ids") or node.attributes.get("rank_list")
+    if isinstance(ranks, (tuple, list)) and ranks:
+        return tuple(ranks)
+    if str(node.attributes.get("group", "")).endswith("_world_group"):
+        return tuple(range(rank_size))
+    raise PlanError(f"{node.op} ({node.name}) does not say which ranks its group {node.attributes.get('group')!r} has")
+
+
+def peer_of(node, group):
+    """The other rank of a Send or Receive; MindSpore counts it within the group."""
+    if node.op not in meeting.POINT_TO_POINT:
+        return -1
+    return group[node.attributes["dest_rank" if node.op == "Send" else "src_rank"]]
+
+
+class Computation:
+    """A plan, ready to run step after step.
+
+    Args:
+        plan: plan.Plan of this rank.
+        links: collectives.Collectives; the constructor is itself collective: all ranks must come here.
+        parameters: {name: Parameter} of the script.
+    """
+
+    def __init__(self, plan, links, parameters):
+        self.plan, self.links = plan, links
+        self.parameters = {name: parameters.get(name) for name in plan.parameters.values()}
+        self.slots, self.values = {}, []
+        self.checked = False
+        for name, value in plan.constants.items():
+            self.slot(name, value)
+        for name, parameter in plan.parameters.items():
+            if self.parameters[parameter] is None:
+                raise PlanError(f"the plan has a parameter {parameter!r} that is not found in the script; keep it as "
+                                "an attribute of the network or the optimizer")
+            self.slot(name, self.parameters[parameter])
+        self.inputs = [self.slot(name) for name in plan.inputs]
+        self.meet()
+        self.program = [self.instruction(node, i) for i, node in enumerate(plan.nodes)]
+        self.program = [step for step in self.program if step]
+        for name in plan.outputs:
+            if name not in self.slots:
+                raise PlanError(f"the plan's output {name} is made by no operator")
+        self.outputs = [self.slots[name] for name in plan.outputs]
+        self.free_early()
+
+    def slot(self, name, value=None):
+        """The place of a value."""
+        if name not in self.slots:
+            self.slots[name] = len(self.values)
+            self.values.append(value)
+        return self.slots[name]
+
+    def meet(self):
+        """Compare the collectives of all ranks; end with a report where they would wait for ever."""
+        mine, self.peers = [], {}
+        for node in self.plan.nodes:
+            if meeting.is_collective(node.op):
+                group = group_of(node, self.links.rank_size)
+                peer = peer_of(node, group)
+                self.peers[node.output] = group, peer
+                mine.append(meeting.Call(node.op, group, detail(node), peer, node.attributes.get("sr_tag", 0),
+                                         self.plan.near(node), node.name))
+        everyone = [[meeting.Call(*call) for call in calls]
+                    for calls in self.links.share([tuple(call) for call in mine])]
+        trouble = meeting.stuck(everyone)
+        if trouble:
+            raise PlanError(f"this plan would hang: {trouble}", by_all=True)
+        self.links.make_groups([call.group for calls in everyone for call in calls])
+        self.links.number_pairs([
+            (call.group, call.tag, rank, call.peer) for rank, calls in enumerate(everyone) for call in calls
+            if call.op == "Send"])
+
+    def notes(self):
+        """In which points the numbers may differ from a card's, as sentences."""
+        ops = sorted({node.op for node in self.plan.nodes if any(word in node.op for word in RANDOM)})
+        small = sorted({str(dtype) for node in self.plan.nodes for dtype, _ in node.planned
+                        if dtype in (ms.float16, ms.bfloat16)})
+        return ([f"{', '.join(ops)}: the CPU draws other random numbers than a card"] if ops else []) + (
+            [f"{', '.join(small)}: the CPU rounds otherwise than a card"] if small else [])
+
+    def replicas(self):
+        """What other ranks should hold just as this one does.
+
+        Returns:
+            {(parameter's name, stage, number of the slice): Parameter} of what the step trains. A parameter that the
+            optimizer's shards cut, or whose layout is interleaved, is left out.
+        """
+        found = {}
+        for name, parameter in self.parameters.items():
+            layout = self.plan.layouts.get(name)
+            if not parameter.requires_grad or (layout and (layout[5] or any(
+                    not isinstance(dim, int) for dim in layout[1]))):
+                continue
+            if not layout:
+                continue
+            devices, tensor_map = layout[0], layout[1]
+            here = math.prod(devices)
+            stage, place = divmod(self.links.rank, here)
+            at = []  # this rank's coordinates along the devices, last one first
+            for count in reversed(devices):
+                place, coordinate = divmod(place, count)
+                at.append(coordinate)
+            found[name, stage, tuple(at[dim] if dim >= 0 else 0 for dim in tensor_map)] = parameter
+        return found
+
+    def instruction(self, node, index):
+        """(function, places of the inputs, place of the output, node), or None where there is nothing to do."""
+        if node.op == "UpdateState":
+            self.slot(node.output, MONAD)
+            return None
+        missing = [name for name in node.inputs if name not in self.slots]
+        if missing:
+            raise PlanError(f"{where(self.plan, node)} uses {missing[0]}, which nothing before it makes")
+        places = [self.slots[name] for name in node.inputs]
+        if node.op == "Load" and not self.written_while_used(node, index):
+            self.slots[node.output] = places[0]
+            return None
+        if node.op in PASS_ON:
+            self.slots[node.output] = places[0]
+            return None
+        if node.op == "Load":
+            run = _copy
+        elif node.op == "MakeTuple":
+            run = _make_tuple
+        elif node.op == "TupleGetItem":
+            run = _get_item
+        elif meeting.is_collective(node.op):
+            run = self.links.operator(node, *self.peers[node.output], where(self.plan, node))
+        else:
+            run = self.kernel(node)
+        places = [place for place in places if self.values[place] is not MONAD]
+        return run, places, self.slot(node.output), node
+
+    def written_while_used(self, load, index):
+        """Whether a parameter that is read by value changes while the value is still needed."""
+        parameter, aliases = load.inputs[0], {load.output}
+        written = False
+        for node in self.plan.nodes[index + 1:]:
+            used = aliases.intersection(node.inputs)
+            if used and node.op in ("Depend", "MakeTuple", "TupleGetItem"):
+                aliases.add(node.output)
+            elif used and written and node.op != "UpdateState":
+                return True
+            written = written or (parameter in node.inputs and node.op not in ("Load", "Depend"))
+        return bool(aliases.intersection(self.plan.outputs))
+
+    def kernel(self, node):
+        """An operator of MindSpore, run on CPU."""
+        primitive = Primitive(node.op)
+        for name, value in node.attributes.items():
+            if isinstance(value, PlanError):
+                raise PlanError(f"{where(self.plan, node)}: {name}: {value}")
+            primitive.add_prim_attr(name, value)
+        if node.primitive.instance_name:
+            primitive.set_prim_instance_name(node.primitive.instance_name)
+        op = node.op
+
+        def run(*inputs):
+            return _convert_stub(_run_op(primitive, op, inputs))
+
+        if not any(dtype == ms.bfloat16 for dtype, _ in node.planned):
+            return run
+
+        def run_or_widen(*inputs):
+            """Many kernels of the CPU have no bfloat16: they compute in float32, and the result is rounded."""
+            try:
+                return run(*inputs)
+            except (TypeError, RuntimeError, ValueError):
+                wide = [value.astype(ms.float32) if isinstance(value, Tensor) and not isinstance(value, Parameter)
+                        and value.dtype == ms.bfloat16 else value for value in inputs]
+                if all(new is old for new, old in zip(wide, inputs)):
+                    raise
+                return rounded(run(*wide))
+
+        return run_or_widen
+
+    def free_early(self):
+        """Note after which operator each value is needed no more."""
+        last = {}
+        for number, (_, places, _, _) in enumerate(self.program):
+            last.update(dict.fromkeys(places, number))
+        kept = set(self.outputs) | {place for place, value in enumerate(self.values) if value is not None}
+        frees = collections.defaultdict(list)
+        for place, number in last.items():
+            if place not in kept:
+                frees[number].append(place)
+        self.program = [(*step, frees.get(number, ())) for number, step in enumerate(self.program)]
+
+    def __call__(self, *arguments):
+        """One run: the graph's arguments in, its results out."""
+        if len(arguments) != len(self.inputs):
+            raise PlanError(f"the plan takes {len(self.inputs)} arguments and got {len(arguments)}")
+        values = list(self.values)
+        for place, argument, promised in zip(self.inputs, arguments, self.plan.inputs.values()):
+            values[place] = argument
+            if promised and isinstance(argument, Tensor) and min(promised[1], default=0) >= 0 and (
+                    tuple(argument.shape) != promised[1]):
+                raise PlanError(
+                    f"the plan takes an argument of the shape {promised[1]} and got {tuple(argument.shape)}: MindSpore "
+                    'planned this graph for the whole batch; give it that, with dataset_strategy="full_batch"')
+        for run, places, out, node, frees in self.program:
+            try:
+                values[out] = run(*[values[place] for place in places])
+                if not self.checked:
+                    self.check(node, values[out])
+            except PlanError:
+                raise
+            except Exception as error:
+                raise PlanError(
+                    f"the CPU cannot compute {where(self.plan, node)} as the plan wants it "
+                    f"({reason(error)}); use another operator there, or train "
+                    "this network on cards only") from error
+            for place in frees:
+                values[place] = None
+        self.checked = True
+        results = [values[place] for place in self.outputs]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def check(self, node, value):
+        """In the first step: does each operator make what the plan promises?"""
+        if not node.planned or node.op in ("MakeTuple", "Send", "Barrier"):
+            return
+        leaves = list(flatten(value))
+        for (dtype, shape), leaf in zip(node.planned, leaves):
+            if isinstance(leaf, Tensor) and min(shape, default=0) >= 0 and (
+                    tuple(leaf.shape) != shape or leaf.dtype != dtype):
+                raise PlanError(f"{where(self.plan, node)} made {leaf.dtype} {tuple(leaf.shape)} where the plan has "
+                                f"{dtype} {shape}: on the CPU this operator differs from the card's")
+
+
+def unlike_replicas(replicas, links):
+    """Compare what ranks hold in common.
+
+    Args:
+        replicas: {key: Parameter} of this rank.
+        links: Collectives; all ranks come here.
+
+    Returns:
+        A sentence, or None when all are alike (to 1e-5 of the largest number).
+    """
+    arrays = {key: parameter.asnumpy() for key, parameter in replicas.items()
+              if parameter.dtype in (ms.float32, ms.float64, ms.float16)}
+    digests = links.share({key: hashlib.sha256(array.tobytes()).digest() for key, array in arrays.items()})
+    holders = collections.defaultdict(set)
+    for known in digests:
+        for key, digest in known.items():
+            holders[key].add(digest)
+    unlike = sorted((key for key, found in holders.items() if len(found) > 1), key=str)
+    everyone = links.share({key: arrays[key] for key in unlike[:20] if key in arrays})
+    for key in unlike[:20]:
+        held = {rank: known[key].astype(float) for rank, known in enumerate(everyone) if key in known}
+        first = next(iter(held.values()))
+        far = max(abs(array - first).max() for array in held.values())
+        if not far <= 1e-5 * max(1.0, abs(first).max()):
+            return (f"after the last step the ranks {meeting.spell(held)} hold different values of {key[0]!r} (up to "
+                    f"{far:.3g} apart), which they should hold alike: a gradient was not reduced over all of them, or "
+                    "they did not start alike (ms.set_seed)")
+    return None
+
+
+def flatten(value):
+    """The leaves of nested tuples."""
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from flatten(part)
+    else:
+        yield value
+
+
+def rounded(value):
+    """float32 tensors as bfloat16."""
+    if isinstance(value, (tuple, list)):
+        return tuple(rounded(part) for part in value)
+    return value.astype(ms.bfloat16) if isinstance(value, Tensor) and value.dtype == ms.float32 else value
+
+
+def reason(error):
+    """The first line of an error of MindSpore that says something."""
+    lines = (line.strip(" -") for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)
+
+
+def detail(node):
+    """What the ranks of a collective must agree about, in words."""
+    if node.op.startswith("NeighborExchange"):  # each rank has other neighbours; what arrives is measured
+        return " ".join(str(dtype) for dtype, _ in node.planned)
+    words = [str(node.attributes[name]) for name in ("op", "root_rank", "split_dim", "concat_dim")
+             if node.attributes.get(name) is not None and node.op != "AllGather"]
+    return " ".join([*words, *(f"{dtype} {shape}" for dtype, shape in node.planned)])
+
+
+def _copy(parameter):
+    return Tensor(parameter.asnumpy(), parameter.dtype)
+
+
+def _make_tuple(*values):
+    return values
+
+
+def _get_item(values, index):
+    return values[index]
