@@ -86,7 +86,7 @@ def create_dataset(part, sampler, transforms, size):
 
 
 augment = [] if args.no_augment else [ds.vision.RandomCrop(32, 4), ds.vision.RandomHorizontalFlip()]
-images = args.steps and args.steps * args.batch_size
+images = args.steps * args.batch_size if args.steps else None  # None: all
 sampler = ds.DistributedSampler(rank_size, rank, num_samples=images)  # distributed: its share
 share = range(rank, args.data.test_images, rank_size)  # distributed: each picture is tested once
 train_dataset = create_dataset("Training", sampler, augment, args.image_size)

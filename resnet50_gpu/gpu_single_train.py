@@ -64,7 +64,7 @@ def create_dataset(part, sampler, transforms, size):
 
 
 augment = [] if args.no_augment else [ds.vision.RandomCrop(32, 4), ds.vision.RandomHorizontalFlip()]
-images = args.steps and args.steps * args.batch_size
+images = args.steps * args.batch_size if args.steps else None  # None: all
 sampler = ds.RandomSampler(num_samples=images)
 share = range(args.data.test_images)
 train_dataset = create_dataset("Training", sampler, augment, args.image_size)

@@ -47,7 +47,7 @@ def make_parser():
     add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
     add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
     add("--check", action="store_true", help="only check options and data, then stop")
-    checkpoints.add_options(parser)
+    checkpoints.add_options(parser)  # --ckpt-dir and --resume
     return parser
 
 
@@ -81,7 +81,7 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
     ds.config.set_seed(1)
     # distributed: all ranks shuffle alike; rank r takes the images r, r + rank_size, ...
     dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
-                                shard_id=rank_id, num_samples=steps and steps * batch_size)
+                                shard_id=rank_id, num_samples=steps * batch_size if steps else None)
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
     dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
@@ -89,7 +89,7 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
 
 
 def train(model, dataset, args, rank, rank_size):
-    """Train all epochs, or with --resume those that are left."""
+    """Train all epochs, or with --resume those that are left; save after each with --ckpt-dir."""
     callbacks, first_epoch = [LossMonitor()], 0
     if args.ckpt_dir:
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: no two ranks write one file
