@@ -125,9 +125,9 @@ def check_mode(mode, ranks, slices=1):
         ValueError: not on a CPU, or not with so many ranks or slices.
     """
     target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
-    if mode in BY_MINDSPORE and target == "CPU":
-        raise ValueError(f"MindSpore has no {mode} on CPU; on a machine without cards compile it "
-                         f"for Ascend instead: bash run.sh {mode} {ranks} --dry-run")
+    if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
+        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it, with the folders "
+                         "dry_run/ and tools/ beside this one")
     if mode == "stand_alone" and ranks > 1:
         raise ValueError(f"stand_alone is one process, not {ranks}; choose another mode")
     if mode == "data_parallel" and BATCH % ranks:

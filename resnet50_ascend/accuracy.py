@@ -25,31 +25,29 @@ def print_accuracy(net, args, transforms, rank, rank_size):
         images = min(args.test_images, images)
     if images == 0:
         return
-    # distributed: batch norm has seen the images of its own rank only; all test with the mean of
-    # what the ranks know (left alone in automatic parallel, which may have cut it)
-    if rank_size > 1 and ms.get_auto_parallel_context("parallel_mode") == "data_parallel":
+    # distributed: automatic parallel cuts every batch by itself, so all ranks bring the same one;
+    # in data parallel each tests its share, with the mean of what batch norm has seen on the ranks
+    share, shares = (0, 1) if rank_size == 1 else (rank, rank_size)
+    if ms.get_auto_parallel_context("parallel_mode") == "auto_parallel":
+        ms.set_auto_parallel_context(dataset_strategy="full_batch")
+        share, shares = 0, 1
+    elif rank_size > 1:
         for parameter in net.untrainable_params():
             ops.assign(parameter, sum_over_ranks(parameter) / rank_size)
 
-    # distributed: this rank's share
-    mine = list(range(rank, images, rank_size))
-
     # Filled up with image 0, not counted, to full batches: all ranks take as many steps.
-    steps = -(-images // (rank_size * batch_size))
+    mine = list(range(share, images, shares))
+    steps = -(-images // (shares * batch_size))
     filled = mine + [0] * (steps * batch_size - len(mine))
     dataset = ds.Cifar10Dataset(args.data_path, usage="test", sampler=ds.SubsetSampler(filled))
     dataset = dataset.map(transforms, "image").batch(batch_size)
     model, right = Model(net), []
     for image, label in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
         logits = model.predict(ms.Tensor(image)).asnumpy()
-        # distributed: automatic parallel gives the logits of all ranks, in their order: take mine
-        if len(logits) > len(label):
-            logits = logits[rank * len(label):(rank + 1) * len(label)]
-
         right.extend(logits.argmax(axis=1) == label)
     count = int(sum(right[:len(mine)]))
     # distributed: add up the counts of all ranks; one of them says it
-    if rank_size > 1:
+    if shares > 1:
         count = int(sum_over_ranks(ms.Tensor([count], ms.float32)).asnumpy()[0])
     if rank == 0:
         print(f"accuracy: {count / images:.4f} ({count} of {images} test images)", flush=True)

@@ -65,8 +65,9 @@ def join_ranks(parallel_mode, **settings):
         print("One process. To start 8: bash run.sh DATA_PATH 8", flush=True)
         return 0, 1
     init()  # HCCL on Ascend, NCCL on GPU, MCCL on CPU
-    if target == "CPU" and parallel_mode == "auto_parallel":
-        print("MindSpore has no automatic parallel on CPU: going on in data parallel.", flush=True)
+    if target == "CPU" and parallel_mode == "auto_parallel" and "ASCEND_PLAN" not in os.environ:
+        print("MindSpore has no automatic parallel on CPU (run.sh computes it where dry_run/ lies "
+              "beside this folder): going on in data parallel.", flush=True)
         parallel_mode = "data_parallel"
     ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=True, **settings)
     print(f"rank {get_rank()} of {get_group_size()} on {target}, {parallel_mode}", flush=True)
@@ -86,7 +87,6 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
     # distributed: all ranks shuffle alike; rank r takes the images r, r + rank_size, ...
     dataset = ds.Cifar10Dataset(data_path, usage="train", shuffle=True, num_shards=rank_size,
                                 shard_id=rank_id, num_samples=steps * batch_size if steps else None)
-    ds.config.set_seed(1 + rank_id)  # distributed: other random crops and flips on each rank
     crop_and_flip = [ds.vision.RandomCrop((32, 32), (4, 4, 4, 4)), ds.vision.RandomHorizontalFlip()]
     dataset = dataset.map(crop_and_flip + to_network_input(image_size), "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
@@ -122,7 +122,7 @@ def test_train_cifar(argv=()):
     rank, rank_size = join_ranks(args.parallel_mode)
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size,
                              args.steps)
-    ms.set_seed(1)  # distributed: equal weights on all ranks (create_dataset has seeded by rank)
+    ms.set_seed(1)  # distributed: all ranks start from the same weights
     net = resnet50(num_classes=10, blocks=args.blocks)
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)

@@ -161,6 +161,8 @@ def parse(argv):
                         help="start again after a failure, up to N times, with --resume=if-saved for the script")
     parser.add_argument("--show", choices=("all", "first"), default="all", help="whose lines to show")
     parser.add_argument("--in", dest="inside", metavar="DIR", help="run in this new folder; train.log has all lines")
+    parser.add_argument("--plan", action="store_true", help="on CPU: compute the plan of MindSpore's Ascend compiler, "
+                        "which knows automatic, semi-automatic and pipeline parallel")
     parser.add_argument("--background", action="store_true", help="with --in: return at once, train.pid has the PID")
     parser.add_argument("--usage", help="what the user has typed: bash NAME ...")
     words = next((own[place + 1] for place, word in enumerate(own[:-1]) if word == "--usage"), "").split()
@@ -186,6 +188,7 @@ def parse(argv):
     args.folder = args.folder or ("device" if args.launcher == "table" else None)
     # What neighbours may change: where ranks find this process, more options of mpirun or msrun, a rank's machine.
     args.address, args.command, args.place = "127.0.0.1", [], lambda rank: ""
+    args.runner = []  # what runs the script in place of Python alone
     return args
 
 
@@ -305,7 +308,7 @@ class Job:
         """Start the ranks, each under an agent."""
         args, env = self.args, {**os.environ, "RANKS_LAUNCHER": " ".join(map(str, (
             *self.server.getsockname(), self.token)))}
-        ranks = [sys.executable, __file__, "--agent", args.script, *options]
+        ranks = [sys.executable, __file__, "--agent", *args.runner, args.script, *options]
         new_folders(args, [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs])
         if args.folder:
             env["RANKS_LOG"] = os.path.abspath(self.log_of("%"))
