@@ -1,14 +1,12 @@
 """Makes a script one of several ranks, and starts them. Skip it when reading the lesson.
 
 In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On
-Ascend and GPU, MindSpore takes its ranks from mpirun. On CPU it cannot: there ranks find each other
-through one more process, the scheduler, and MS_* variables (its "dynamic cluster"); join() sets
-these, and rank 0 starts the scheduler.
-
-As a program it starts a script as ranks:   python ranks.py -n 4 train.py -- options of train.py
+CPU, ranks find each other through one more process, the scheduler, and MS_* variables (MindSpore's
+"dynamic cluster"): join() sets these, and rank 0 starts the scheduler.
+As a program it starts ranks:            python ranks.py -n 4 train.py -- options of train.py
 The folder tools/ beside the lesson's has the launcher for that: it checks all before the start,
 shows what ranks print, names the one that fails first and ends the others. Without tools/, in a
-copied-out lesson, they start plainly.
+lesson that was copied out, they start plainly.
 """
 
 import argparse
@@ -30,11 +28,8 @@ _joined, _scheduler = False, None  # did join() prepare this process? rank 0's s
 
 # ------------------------------------------------------------------------------------ in a script
 def join():
-    """Prepare a rank for mindspore.communication.init().
-
-    Returns:
-        Whether this process is one of several ranks, started by mpirun, msrun or a lesson's
-        launcher; if not, it must not call init().
+    """Prepare for mindspore.communication.init(); returns False if this process was started alone,
+    not as one of the ranks of mpirun, msrun or a lesson's launcher: then it must not call init().
     """
     global _joined, _scheduler
     import mindspore as ms
@@ -60,19 +55,15 @@ def join():
     if rank == "0":
         _scheduler = _start_scheduler()
         if one_host:
-            note.with_suffix(".draft").write_text(env["MS_SCHED_PORT"])
-            note.with_suffix(".draft").rename(note)  # so that nobody reads half of it
+            note.write_text(env["MS_SCHED_PORT"])
     env["MS_ROLE"] = "MS_WORKER"
     _joined = True
     return True
 
 
 def leave(code=0):
-    """End this process with an exit code, together with all ranks, if join() prepared it.
-
-    It leaves out MindSpore's own clean-up, which crashes one time in ten, after all results.
-    """
-    if _joined:
+    """End this process together with all ranks, with an exit code, if join() prepared it."""
+    if _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
         _meet()
         _end_now(code)
 
@@ -125,7 +116,7 @@ def _start_scheduler():
         finally:
             os._exit(0)
     where = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
-    _wait_for(lambda: _listens(where), "no scheduler listens on {}:{}".format(*where))
+    _wait_for(lambda: _listens(*where), "no scheduler listens on {}:{}".format(*where))
     return pid
 
 
@@ -160,15 +151,14 @@ def _wait_for(answer, failure):
     raise TimeoutError(f"{failure} within 60 s")
 
 
-def _listens(address):
+def _listens(*address):
     with socket.socket() as probe:
         return probe.connect_ex(address) == 0
 
 
-def _free_port():
-    """A port below those that Linux gives out; MindSpore uses 8118 + 256 * rank, too."""
+def _free_port():  # below those that Linux gives out
     ports = random.sample(range(20000, 30000), 999)
-    return next(port for port in ports if not _listens(("127.0.0.1", port)))
+    return next(port for port in ports if not _listens("127.0.0.1", port))
 
 
 # ----------------------------------------------------------------------------------- as a program
@@ -201,11 +191,9 @@ def main(argv):
     os.chdir(args.inside)
     processes = list(_start(args, command))
     try:
-        while True:
-            codes = [process.poll() for process in processes]
-            if any(codes) or None not in codes:
-                return next((code if code > 0 else 128 - code for code in codes if code), 0)
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
             time.sleep(0.2)
+        return next((code if code > 0 else 128 - code for code in codes if code), 0)
     except KeyboardInterrupt:
         return 130
     finally:
