@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_joined, _scheduler = False, None  # did join() prepare this process? rank 0's scheduler
+_joined = False  # did join() prepare this process?
 
 
 # ------------------------------------------------------------------------------------ in a script
@@ -32,7 +32,7 @@ def join():
     """Prepare for mindspore.communication.init(); returns False if this process was started alone,
     not as one of the ranks of mpirun, msrun or a lesson's launcher: then it must not call init().
     """
-    global _joined, _scheduler
+    global _joined
     import mindspore as ms
 
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
@@ -54,7 +54,7 @@ def join():
                  "MS_SCHED_HOST=<address of its host> -x MS_SCHED_PORT=<a free port there> ...")
     env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank)
     if rank == "0":
-        _scheduler = _start_scheduler()
+        _start_scheduler()
         if one_host:
             note.write_text(env["MS_SCHED_PORT"])
     env["MS_ROLE"] = "MS_WORKER"
@@ -105,11 +105,10 @@ def _take_own_cores():
 
 
 def _start_scheduler():
-    """Start the scheduler as a copy of this process; return its process id once it listens."""
+    """Start the scheduler as a copy of this process, which ends with it; return once it listens."""
     sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with rank 0
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         os.environ["MS_ROLE"] = "MS_SCHED"
         from mindspore.communication import init
         try:
@@ -118,7 +117,6 @@ def _start_scheduler():
             os._exit(0)
     where = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
     _wait_for(lambda: _listens(*where), "no scheduler listens on {}:{}".format(*where))
-    return pid
 
 
 def _meet():
@@ -139,8 +137,6 @@ def _meet():
 def _end_now(code):
     sys.stdout.flush()
     sys.stderr.flush()
-    if _scheduler:
-        os.kill(_scheduler, signal.SIGKILL)
     os._exit(code)
 
 
