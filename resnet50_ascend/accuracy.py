@@ -14,26 +14,23 @@ def print_accuracy(net, args, transforms, rank, rank_size):
 
     Args:
         net: from float32 (batch_size, 3, height, width) to logits, float32 (batch_size, classes).
-        args: data_path, the folder with test_batch.bin; test_images, how many of them all ranks
-            test together (0: no test, None: all); batch_size, images a step on each rank.
+        args: data_path; batch_size of a rank; test_images of all ranks together, None: all.
         transforms: from a uint8 picture (32, 32, 3) to what net takes.
-
-    In data parallel the statistics of batch norm become their mean over the ranks.
     """
     images, batch_size = check_cifar10_folder(args.data_path)[1], args.batch_size
     if args.test_images is not None:
         images = min(args.test_images, images)
     if images == 0:
         return
-    # distributed: automatic parallel cuts every batch by itself, so all ranks bring the same one;
-    # in data parallel each tests its share, with the mean of what batch norm has seen on the ranks
-    share, shares = (0, 1) if rank_size == 1 else (rank, rank_size)
+    share, shares = rank, rank_size  # distributed: each rank tests a share of the images
+    # distributed: but automatic parallel cuts every batch by itself, so all bring the same one
     if ms.get_auto_parallel_context("parallel_mode") == "auto_parallel":
         ms.set_auto_parallel_context(dataset_strategy="full_batch")
         share, shares = 0, 1
+    # distributed: batch norm has seen this rank's images only: take the mean over the ranks
     elif rank_size > 1:
         for parameter in net.untrainable_params():
-            ops.assign(parameter, sum_over_ranks(parameter) / rank_size)
+            ops.assign(parameter, ops.AllReduce()(parameter) / rank_size)
 
     # Filled up with image 0, not counted, to full batches: all ranks take as many steps.
     mine = list(range(share, images, shares))
@@ -48,11 +45,6 @@ def print_accuracy(net, args, transforms, rank, rank_size):
     count = int(sum(right[:len(mine)]))
     # distributed: add up the counts of all ranks; one of them says it
     if shares > 1:
-        count = int(sum_over_ranks(ms.Tensor([count], ms.float32)).asnumpy()[0])
+        count = int(ops.AllReduce()(ms.Tensor([count], ms.float32)).asnumpy()[0])
     if rank == 0:
         print(f"accuracy: {count / images:.4f} ({count} of {images} test images)", flush=True)
-
-
-def sum_over_ranks(value):
-    """Add up a tensor of every rank by all-reduce; all ranks get the sum."""
-    return ops.AllReduce(ops.ReduceOp.SUM)(value)

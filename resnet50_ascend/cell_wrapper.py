@@ -5,16 +5,10 @@ from mindspore import nn, ops
 
 
 class TrainWithAccumulation(nn.Cell):
-    """Training with one micro batch; the last one of each batch updates the weights.
+    """Training with one micro batch; the last of the micro_batches of a batch updates the weights.
 
-    Args:
-        network: from an image batch and its labels to the loss.
-        optimizer: of the network's weights.
-        micro_batches: how many make a batch.
-        rank_size: over how many ranks the gradients are averaged.
-
-    Input: images, float32 (n, 3, h, w), and labels, int32 (n,).
-    Output: the mean loss of this batch's micro batches so far, a float32 scalar.
+    network is from images, float32 (n, 3, h, w), and labels, int32 (n,), to the loss; this is from
+    the same to the mean loss of the batch's micro batches so far, a float32 scalar.
     """
 
     def __init__(self, network, optimizer, micro_batches, rank_size):
@@ -47,10 +41,8 @@ class TrainWithAccumulation(nn.Cell):
 
 
 def scaled(factor, value):
-    """A tensor times a number."""
     return value * factor
 
 
 def set_to_zero(value):
-    """Fill a parameter with zeros."""
     return ops.assign(value, ops.zeros_like(value))

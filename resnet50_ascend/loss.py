@@ -6,17 +6,11 @@ from mindspore import nn, ops
 
 
 class SoftmaxCrossEntropyExpand(nn.Cell):
-    """Softmax cross entropy built of small operators.
+    """The mean loss, a float32 scalar, of logits, float32 (batch, classes), and labels.
 
-    Automatic parallel decides for each operator how to cut it over the cards; a fused loss would be
-    one operator, and leave it no choice.
-
-    Args:
-        sparse: labels are class numbers, int32 (batch,); else one-hot, float32 (batch, classes).
-
-    Input: logits, float32 (batch, classes), and labels.
-    Output: the mean loss of the batch, a float32 scalar. A probability below 1e-24 counts as 1e-24,
-    so one image's loss is at most 55.3.
+    Labels are class numbers, int32 (batch,), if sparse, else one-hot, float32 (batch, classes).
+    Automatic parallel decides for each small operator how to cut it over the cards; a fused loss
+    would leave it no choice. A probability below 1e-24 counts as 1e-24.
     """
 
     def __init__(self, sparse=False):

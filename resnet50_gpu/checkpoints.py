@@ -7,11 +7,11 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     first_epoch = saved.resume(train_network, args.resume)      # 0: from the beginning
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
 Weights and optimizer are in the file; the order of the data is not. Seed it by the epoch, or pass
-over what the finished epochs took: ds.config.set_fast_recovery(False), then
-dataset.set_init_step(first_epoch * steps). So training goes on as if it had never stopped.
+over what was used: ds.config.set_fast_recovery(False), dataset.set_init_step(epochs * steps).
 """
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -41,34 +41,31 @@ def _writable(text):
 
 def check_options(parser, args):
     """End with a sentence if --resume has no folder, or new files would mix with earlier ones."""
-    if args.resume and not args.ckpt_dir:
-        parser.error("--resume needs --ckpt-dir, the folder that the checkpoints were saved in")
     folder = args.ckpt_dir
-    files = folder and [*folder.glob("*-*_*.ckpt"), *folder.glob("*/*-*_*.ckpt")]
-    if files and not args.resume:
+    if args.resume and not folder:
+        parser.error("--resume needs --ckpt-dir, the folder that the checkpoints were saved in")
+    if folder and not args.resume and [*folder.glob("*-*_*.ckpt"), *folder.glob("*/*-*_*.ckpt")]:
         parser.error(f"{folder} holds checkpoints of an earlier run; go on from them with "
                      "--resume, or choose another --ckpt-dir")
 
 
 def load(file):
-    """ms.load_checkpoint, also where cached files fill the memory; ValueError if it is damaged.
-
-    MindSpore 2.10 refuses a file larger than the memory that nothing uses at all, though the system
-    gives its caches to whoever needs memory: so need more than the file takes, and let go of it.
-    """
-    for _ in range(4):
+    """Read a file: {name: Parameter}, {} if it is damaged; ValueError if it exceeds the memory."""
+    for left in reversed(range(4)):
         try:
             return ms.load_checkpoint(str(file), crc_check=True)
         except ValueError as error:
-            if "available memory" not in str(error):
+            if "memory" not in str(error):
+                break
+            if left == 0:
                 raise
+            # MindSpore 2.10 counts cached files as memory in use; taking memory clears them.
             b"1" * (4 * file.stat().st_size)
-    return ms.load_checkpoint(str(file), crc_check=True)
+    return {}
 
 
 class Checkpoints(Callback):
-    """The checkpoints of a rank, <folder>/<prefix>-<epoch>_<step>.ckpt; rank_size: how many ranks
-    save; keep: how many files stay, None: all."""
+    """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
@@ -84,10 +81,11 @@ class Checkpoints(Callback):
 
     def save(self, network, epoch, step, **options):
         """Save a cell, or [{"name", "data"}], after an epoch; options of ms.save_checkpoint."""
-        draft = self.folder / f"{self.prefix}.draft.ckpt"  # no half file is ever found
-        draft.unlink(missing_ok=True)  # of a run that was killed
-        ms.save_checkpoint(network, str(draft), crc_check=True, **options, append_dict={
-            "rank_size": self.rank_size})  # the last entry: a file that was cut off lacks it
+        draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
+        draft.unlink(missing_ok=True)
+        # The last entry is rank_size: a file that was cut off lacks it.
+        ms.save_checkpoint(network, str(draft), crc_check=True, **options,
+                           append_dict={"rank_size": self.rank_size})
         draft.replace(self.folder / f"{self.prefix}-{epoch}_{step}.ckpt")
         for old, file in self.files().items():
             if self.keep and old <= epoch - self.keep:
@@ -96,20 +94,15 @@ class Checkpoints(Callback):
     def files(self):
         """The files of all epochs, whole or not: {epoch: path}; of one epoch the newest."""
         names = re.compile(re.escape(self.prefix) + r"-(\d+)_\d+\.ckpt")
-        files = sorted(self.folder.glob("*.ckpt"), key=lambda file: file.stat().st_mtime)
-        found = [(names.fullmatch(file.name), file) for file in files]
-        return {int(match[1]): file for match, file in found if match}
+        files = [file for file in self.folder.iterdir() if names.fullmatch(file.name)]
+        files.sort(key=lambda file: file.stat().st_mtime)
+        return {int(names.fullmatch(file.name)[1]): file for file in files}
 
     def newest(self, limit=float("inf")):
         """Read the newest whole file up to an epoch: (epoch, {name: Parameter}); (0, {}): none."""
-        files = {epoch: file for epoch, file in self.files().items() if epoch <= limit}
-        for epoch in sorted(files, reverse=True):
-            parameters = {}
-            try:
-                parameters = load(files[epoch])
-            except ValueError as error:
-                if "memory" in str(error):  # that says nothing about the file
-                    raise
+        files = self.files()
+        for epoch in sorted((saved for saved in files if saved <= limit), reverse=True):
+            parameters = load(files[epoch])
             if "rank_size" in parameters:
                 return epoch, parameters
             print(f"warning: {files[epoch]} is cut off or damaged; passed over", flush=True)
@@ -118,24 +111,21 @@ class Checkpoints(Callback):
     def resume(self, network, how, change=dict):
         """Load the newest epoch that all ranks saved whole; returns it, or ends with a sentence.
 
-        Args:
-            network: the cell that was saved.
-            how: args.resume: "always"; "if-saved", which returns 0 for none; None: do not resume.
-            change: makes the parameters to load, {name: Parameter}, of those in the file.
+        how is args.resume; 0 is returned for None, and for "if-saved" where nothing is saved.
+        change may cut the parameters, {name: Parameter}, before they are loaded.
         """
         if not how:
             return 0
         for file in self.folder.glob("*.ckpt"):
             if not re.search(r"-\d+_\d+\.ckpt$|\.draft\.ckpt$", file.name):
-                print(f"{file} passed over: it is not named {self.prefix}-<epoch>_<step>.ckpt",
-                      flush=True)
+                print(f"{file} passed over: it is not named {self.prefix}-<epoch>_<step>.ckpt")
         limit, agreed = float("inf"), False
         while not agreed:  # a rank that was killed may lack the last epoch
             epoch, parameters = self.newest(limit)
-            ranks = int(parameters.pop("rank_size", self.rank_size))
-            if ranks != self.rank_size:  # other shares of the data, and perhaps other slices
-                sys.exit(f"{self.folder} holds checkpoints of {ranks} ranks, these are "
-                         f"{self.rank_size}; resume with {ranks}, or choose another --ckpt-dir")
+            saved_by = int(parameters.pop("rank_size", self.rank_size))
+            if saved_by != self.rank_size:  # other shares of the data, and perhaps other slices
+                sys.exit(f"{self.folder} holds checkpoints of {saved_by} ranks, these are "
+                         f"{self.rank_size}; resume with {saved_by}, or choose another --ckpt-dir")
             epochs = [epoch]
             if self.rank_size > 1:
                 epochs = ops.AllGather()(ms.Tensor([epoch], ms.float32)).asnumpy().tolist()
@@ -144,15 +134,13 @@ class Checkpoints(Callback):
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                      "whole epoch; start without --resume, or with as many ranks as before")
         files = self.files()
-        for later in (saved for saved in files if saved > epoch):
-            files[later].replace(f"{files[later]}.unused")  # or it would mix with the new files
-        if epoch:
-            try:
-                unlike = any(ms.load_param_into_net(network, change(parameters)))
-            except RuntimeError:  # other shapes
-                unlike = True
-            if unlike:
-                sys.exit(f"{files[epoch]} is of another network; resume with the options (such as "
-                         "--blocks) of the job that saved it")
-            print(f"resumed after epoch {epoch} from {files[epoch]}", flush=True)
-        return epoch
+        for later in set(files) - set(range(epoch + 1)):  # or they would mix with the new files
+            files[later].replace(f"{files[later]}.unused")
+        if epoch == 0:
+            return 0
+        with contextlib.suppress(RuntimeError):  # other shapes
+            if ms.load_param_into_net(network, change(parameters)) == ([], []):
+                print(f"resumed after epoch {epoch} from {files[epoch]}", flush=True)
+                return epoch
+        sys.exit(f"{files[epoch]} is of another network; resume with the options (such as "
+                 "--blocks) of the job that saved it")

@@ -361,7 +361,7 @@ def test_cached_files_are_no_reason_to_throw_a_checkpoint_away(tmp_path):
     assert result.code == 1, "what cannot be read must not pass for damaged"
     assert "exceeds current available memory 4096 bytes" in result.output
     assert "passed over" not in result.output
-    bug = jobs.planted("checkpoints", tmp_path, "checkpoints.py", ('if "memory" in str(error):', "if False:"))
+    bug = jobs.planted("checkpoints", tmp_path, "checkpoints.py", ('if "memory" not in str(error):', "if True:"))
     assert "one-3_1.ckpt is cut off or damaged; passed over" in load_with_full_memory(tmp_path, 10**6, bug).output
     (tmp_path / "2").mkdir()
     bug = jobs.planted("checkpoints", tmp_path / "2", "checkpoints.py", ("range(4)", "range(1)"))
