@@ -9,6 +9,7 @@ CPU, without a word, when a library is missing. See README.md, "With pip alone".
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -22,16 +23,15 @@ def visible_cards():
     Raises:
         ValueError: CUDA_VISIBLE_DEVICES does not name cards of this machine, each once.
     """
-    listing = subprocess.run("nvidia-smi -L", shell=True, capture_output=True, text=True,
-                             check=False).stdout
+    listing = subprocess.getoutput("nvidia-smi -L")
     numbers, wanted = re.findall(r"^GPU (\d+):", listing, re.M), os.getenv("CUDA_VISIBLE_DEVICES")
     if wanted in (None, "", "-1"):
         return numbers if wanted is None else []  # the others are the usual ways to hide all cards
     cards = wanted.split(",")
-    if not all(re.fullmatch("[0-9]+|GPU-[0-9a-f-]+", card) for card in cards):
-        raise ValueError(f"CUDA_VISIBLE_DEVICES is '{wanted}'; write numbers of cards with commas "
-                         "between them, such as 2,3")
     for card in cards:
+        if not re.fullmatch("[0-9]+|GPU-[0-9a-f-]+", card):
+            raise ValueError(f"CUDA_VISIBLE_DEVICES is '{wanted}'; write numbers of cards with "
+                             "commas between them, such as 2,3")
         if cards.count(card) > 1:
             raise ValueError(f"CUDA_VISIBLE_DEVICES is '{wanted}' and names {card} twice")
         if numbers and card not in numbers and f"UUID: {card}" not in listing:
@@ -41,64 +41,42 @@ def visible_cards():
 
 
 def check_cards(ranks):
-    """Check the cards for so many ranks, a text; returns (number of cards, "GPU" or "CPU").
-
-    Raises:
-        ValueError: the ranks cannot run on these cards.
-    """
+    """Check the cards for so many ranks, a text; returns (number of cards, "GPU" or "CPU")."""
     cards = len(visible_cards())
     target = os.getenv("DEVICE_TARGET") or ("GPU" if cards else "CPU")
     if target not in ("GPU", "CPU"):
         raise ValueError(f"DEVICE_TARGET is '{target}'; write GPU or CPU")
     if target == "GPU" and re.fullmatch("[0-9]*", ranks):  # else ranks.py refuses the number
         if int(ranks or 1) > cards:
-            raise ValueError(f"{ranks or 1} ranks need {ranks or 1} cards, {cards} are visible "
-                             "(CUDA_VISIBLE_DEVICES, nvidia-smi -L); start fewer, or rehearse on "
-                             "the CPU with DEVICE_TARGET=CPU")
+            raise ValueError(f"{ranks or 1} ranks need {ranks or 1} cards, {cards} are visible; "
+                             "start fewer, or rehearse on the CPU with DEVICE_TARGET=CPU")
         if why := reason():
-            raise ValueError(f"MindSpore cannot use the cards; {why}. DEVICE_TARGET=CPU rehearses "
-                             "without")
+            raise ValueError(f"MindSpore cannot use the cards; {why}. DEVICE_TARGET=CPU rehearses")
     return cards, target
 
 
 def reason():
     """Why MindSpore cannot use a card here, one sentence; "" if it can load all that it needs."""
-    return _toolkit_problem() or _library_problem()
-
-
-def _toolkit_problem():
     nvcc = os.path.join(os.getenv("CUDA_HOME", ""), "bin", "nvcc")
     if not os.getenv("CUDA_HOME"):
         return f"CUDA_HOME is not set: {TOOLKIT}"
     if not os.access(nvcc, os.X_OK):
         return f"{nvcc} is no program that may be run: {TOOLKIT}"
-    try:
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False,
-                              timeout=10).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{nvcc} does not run ({error}): {TOOLKIT}"
-    release = re.search(r"release (\d+)\.(\d+),", said)
-    if not release:
-        return f"{nvcc} --version does not name a release: {TOOLKIT}"
-    if not (11, 6) <= (int(release[1]), int(release[2])) < (12, 0):
-        return f"{nvcc} is of CUDA {release[1]}.{release[2]}, the plugin is for 11.6: {TOOLKIT}"
-    return ""
-
-
-def _library_problem():
+    said = subprocess.getoutput(f"{shlex.quote(nvcc)} --version")
+    release = re.search(r"release (\d+\.\d+),", said)
+    if not release or release[1] not in ("11.6", "11.7", "11.8"):
+        found = release[1] if release else "?"
+        return f"{nvcc} is of CUDA {found}, the plugin is for 11.6: {TOOLKIT}"
     import mindspore as ms
 
     try:
         ms.set_context(device_target="GPU")
     except (RuntimeError, ValueError) as error:
-        missing = re.search(r"libmindspore_gpu\S* failed\. (\S+): cannot open shared object",
-                            str(error))
+        missing = re.search(r"libmindspore_gpu\S* failed\. (\S+): cannot open shared", str(error))
         if not missing:
             return f"MindSpore refuses the GPU: {str(error).splitlines()[0]}"
-        if missing[1] == "libcuda.so.1":
-            return "libcuda.so.1 is missing: install NVIDIA's driver"
-        return (f"the library {missing[1]} is missing: pip install -r requirements-gpu.txt, "
-                "and have its folder on LD_LIBRARY_PATH")
+        return (f"the library {missing[1]} is missing: install NVIDIA's driver (for libcuda.so.1), "
+                "pip install -r requirements-gpu.txt, and have its folder on LD_LIBRARY_PATH")
     return ""
 
 
