@@ -3,9 +3,7 @@
     mpirun -n 4 python allgather_check.py       4 cards, or 4 CPU processes where there is no card
     bash run.sh 4                               the same, with checks before the start
     msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py     without Open MPI
-
 (As root add --allow-run-as-root to mpirun; with fewer than 4 cores and no cards, --oversubscribe.)
-
 Every rank prints what AllGather brings together, the number of each rank:
     [[0.]
      [1.]
@@ -34,20 +32,10 @@ args = parser.parse_args()
 
 
 class Net(nn.Cell):
-    """The three collectives as one graph.
-
-    Takes float32 tensors x (1, 1), y (2,) and z (1,) of every rank. Returns the x of all ranks,
-    stacked in the order of the ranks, (ranks, 1); the sum of all y, (2,); and rank 0's z, (1,).
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.allgather = ops.AllGather()
-        self.allreduce = ops.AllReduce()
-        self.broadcast = ops.Broadcast(0)
+    """The three collectives as one graph: the x of all ranks, the sum of all y, and rank 0's z."""
 
     def construct(self, x, y, z):
-        return self.allgather(x), self.allreduce(y), self.broadcast((z,))[0]
+        return ops.AllGather()(x), ops.AllReduce()(y), ops.Broadcast(0)((z,))[0]
 
 
 def check():
@@ -59,7 +47,6 @@ def check():
         ms.Tensor(np.array([rank + 7], np.float32)))  # afterwards everyone has rank 0's 7
     gathered, reduced, sent = (output.asnumpy() for output in outputs)
     print(gathered, flush=True)
-
     right = {
         "AllGather": np.array_equal(gathered.ravel(), np.arange(rank_size)),
         "AllReduce": np.array_equal(reduced, [rank_size, rank_size * (rank_size - 1) / 2]),
@@ -75,12 +62,7 @@ ms.set_context(mode=ms.GRAPH_MODE)
 os.environ.setdefault("MS_TOPO_TIMEOUT", str(args.timeout))
 try:
     if not ranks.join():  # prepares a rank on CPU; False if this process runs alone
-        print("This script needs several ranks. Start them with one of\n"
-              "    mpirun -n 4 python allgather_check.py\n"
-              "    bash run.sh 4\n"
-              "    msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py",
-              file=sys.stderr)
-        sys.exit(2)
+        parser.error("one rank alone; start 4: mpirun -n 4 python allgather_check.py")
     init()
     all_right = check()
 except (RuntimeError, TimeoutError) as error:
