@@ -83,6 +83,8 @@ class Checkpoints(Callback):
         """Save a cell, or [{"name", "data"}], after an epoch; options of ms.save_checkpoint."""
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
+        if ms.get_auto_parallel_context("pipeline_stages") > 1:
+            options["integrated_save"] = False  # of other stages MindSpore gathers nothing
         # The last entry is rank_size: a file that was cut off lacks it.
         ms.save_checkpoint(network, str(draft), crc_check=True, **options,
                            append_dict={"rank_size": self.rank_size})
