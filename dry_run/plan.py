@@ -40,6 +40,9 @@ class PlanError(Exception):
         self.by_all = by_all
 
 
+FLOW = ("Switch", "SwitchLayer", "Partial")
+
+
 class _Monad:
     """What orders side effects in a graph; it carries no value."""
 
@@ -118,6 +121,12 @@ def user_lines(text):
             end = next(j for j in range(i + 1, len(lines) + 1) if j == len(lines) or lines[j][:6].strip())
             found.setdefault(match.group(1), []).append(graph_ir.user_line(lines[i:end]))
     return found
+
+
+def flow_line(ir_file):
+    """Where the control flow of a graph stands, "file:line: ", or ""."""
+    lines = user_lines(ir_file.read_text()) if ir_file else {}
+    return next((f"{line}: " for op in FLOW for line in lines.get(op, ()) if line), "")
 
 
 def tensor_of(proto):
@@ -216,9 +225,9 @@ def read(model_bytes, phase, layouts, ir_file=None):
         for attribute in proto.attribute:
             if attribute.name == "shape":
                 node.planned = planned_outputs(attribute)
-        if primitive is None or op in ("Switch", "SwitchLayer", "Partial"):
-            raise PlanError(f"{where(plan, node)} is control flow that is decided while the graph runs; the plan can "
-                            "only be computed without: write the loop or the condition in Python, outside the graph")
+        if primitive is None or op in FLOW:
+            raise PlanError(f"{flow_line(ir_file)}control flow that is decided while the graph runs ({op}) is not "
+                            "computed: write the loop or the condition in Python, outside the graph", by_all=True)
         for attribute in primitive.attribute:
             try:
                 node.attributes[attribute.name] = value_of(attribute)
