@@ -63,7 +63,7 @@ class Node:
     inputs: list
     attributes: dict
     planned: list           # (MindSpore dtype, shape) of each output; [] where the plan does not say
-    primitive: object = None  # mind_ir.PrimitiveProto
+    instance: str = ""      # the name that MindSpore gave this use of the operator
     order: int = 0          # how many operators of this kind stand before it
 
 
@@ -218,8 +218,8 @@ def read(model_bytes, phase, layouts, ir_file=None):
             continue
         primitive = primitives.get(proto.op_type.partition("REF::")[2])
         op = primitive.op_type if primitive else proto.op_type.partition("::")[2].partition(":")[0] or proto.op_type
-        node = Node(op, proto.domain or proto.name, proto.output[0], list(proto.input), {}, [], primitive,
-                    counts.get(op, 0))
+        node = Node(op, proto.domain or proto.name, proto.output[0], list(proto.input), {}, [],
+                    primitive.instance_name if primitive else "", counts.get(op, 0))
         counts[op] = node.order + 1
         nodes.append(node)
         for attribute in proto.attribute:

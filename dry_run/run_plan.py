@@ -180,8 +180,8 @@ class Computation:
             if isinstance(value, PlanError):
                 raise PlanError(f"{where(self.plan, node)}: {name}: {value}")
             primitive.add_prim_attr(name, value)
-        if node.primitive.instance_name:
-            primitive.set_prim_instance_name(node.primitive.instance_name)
+        if node.instance:
+            primitive.set_prim_instance_name(node.instance)
         op = node.op
 
         def run(*inputs):
