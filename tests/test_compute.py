@@ -1,4 +1,5 @@
 """The Ascend plan, computed on CPU: every parallel mode equals one process, and what is wrong is told."""
+import json
 import os
 import re
 import subprocess
@@ -172,6 +173,28 @@ def test_resnet_equals_one_process(mode, options, like, alone, tmp_path):
     if "--evaluate" in options:
         answers = [np.load(tmp_path / f"answer_{rank}.npy") for rank in range(2)]
         assert np.isfinite(answers[0]).all() and answers[0].std() > 0
+
+
+@pytest.mark.parametrize("mode", ["semi_auto_parallel", "pipeline"])
+def test_the_plan_is_that_of_the_dry_run(mode, tmp_path):
+    """What is planned in a CPU process has the collectives that a dry run for Ascend reports."""
+    report, kept = tmp_path / "report.json", tmp_path / "plans"
+    kept.mkdir()
+    succeeded(run(PYTHON, REPO / "dry_run" / "dry_run.py", "--rank-size", 2, "--json", report, SMALL, mode,
+                  tmp_path / "dry", cwd=tmp_path))
+    succeeded(compute(2, SMALL, mode, tmp_path / "out", cwd=tmp_path, COMPUTE_KEEP=str(kept)))
+    code = ("import json, sys; sys.path.insert(0, sys.argv[1]); import plan, meeting; "
+            "found = plan.read(open(sys.argv[2], 'rb').read(), '', {}); "
+            "print('PLAN', json.dumps([[n.op, list(n.attributes['group_rank_ids'])] for n in found.nodes "
+            "if meeting.is_collective(n.op)]))")
+    for rank in range(2):
+        done = subprocess.run([PYTHON, "-c", code, str(REPO / "dry_run"), str(kept / f"rank_{rank}_graph_0.mindir")],
+                              check=True, capture_output=True, text=True)
+        planned = sorted(json.loads(done.stdout.partition("PLAN ")[2]))
+        of_dry_run = sorted([found["op"], found["ranks"]]
+                            for found in json.loads(report.read_text())["ranks"][rank]["collectives"])
+        assert len(planned) >= 4
+        assert planned == of_dry_run
 
 
 # ------------------------------------------------------------------------------------------------- planted bugs
