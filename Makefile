@@ -3,6 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
 jobs ?= $(shell echo $$((2 * $$(nproc))))
+lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 
 help:
 	@echo 'make demo    2 processes train on real handwritten digits; prints their losses and the accuracy'
@@ -31,6 +32,7 @@ doctor:
 lint:
 	@$(environment)
 	ruff check .
+	ruff check --line-length 100 $(lessons)
 	git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck -x
 	python tools/copies.py
 

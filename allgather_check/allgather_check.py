@@ -21,29 +21,23 @@ import os
 import platform
 import sys
 
-import mpirun_on_cpu  # lets mpirun work on CPU too
 import mindspore as ms
 import numpy as np
+import ranks
 from mindspore import nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
-parser = argparse.ArgumentParser(description="Check AllGather, AllReduce and Broadcast between the launched ranks.")
-parser.add_argument("--timeout", type=int, default=120, help="seconds to wait until all ranks are there (CPU)")
+parser = argparse.ArgumentParser(description="Check that the launched ranks can communicate.")
+parser.add_argument("--timeout", type=int, default=120,
+                    help="seconds to wait until all ranks are there (CPU)")
 args = parser.parse_args()
-
-if not any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MS_ROLE", "RANK_ID")):
-    print("This script needs several ranks. Start them with one of\n"
-          "    mpirun -n 4 python allgather_check.py\n"
-          "    bash run.sh 4\n"
-          "    msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py", file=sys.stderr)
-    sys.exit(2)
 
 
 class Net(nn.Cell):
     """The three collectives as one graph.
 
-    Takes float32 tensors x (1, 1), y (2,) and z (1,) of every rank. Returns the x of all ranks, stacked in the
-    order of the ranks, (ranks, 1); the sum of all y, (2,); and rank 0's z, (1,).
+    Takes float32 tensors x (1, 1), y (2,) and z (1,) of every rank. Returns the x of all ranks,
+    stacked in the order of the ranks, (ranks, 1); the sum of all y, (2,); and rank 0's z, (1,).
     """
 
     def __init__(self):
@@ -57,12 +51,13 @@ class Net(nn.Cell):
 
 
 def check():
-    """Print the gathered matrix and one line of verdicts; return True if every collective was right."""
+    """Print the gathered matrix and one line of verdicts; return True if all were right."""
     rank, rank_size = get_rank(), get_group_size()
-    gathered, reduced, sent = (output.asnumpy() for output in Net()(
+    outputs = Net()(
         ms.Tensor(np.array([[rank]], np.float32)),
-        ms.Tensor(np.array([1, rank], np.float32)),  # the sums: the number of ranks, and 0 + 1 + ... + (N - 1)
-        ms.Tensor(np.array([rank + 7], np.float32))))  # afterwards everyone has rank 0's 7
+        ms.Tensor(np.array([1, rank], np.float32)),  # sums: N, and 0 + 1 + ... + (N - 1)
+        ms.Tensor(np.array([rank + 7], np.float32)))  # afterwards everyone has rank 0's 7
+    gathered, reduced, sent = (output.asnumpy() for output in outputs)
     print(gathered, flush=True)
 
     right = {
@@ -71,22 +66,28 @@ def check():
         "Broadcast": np.array_equal(sent, [7]),
     }
     device = f"{ms.get_context('device_target')} {ms.get_context('device_id')}"
-    print(f"rank {rank} of {rank_size} on {platform.node()}, {device}: "
-          + ", ".join(f"{name} {'ok' if ok else 'WRONG'}" for name, ok in right.items()), flush=True)
+    verdicts = ", ".join(f"{name} {'ok' if ok else 'WRONG'}" for name, ok in right.items())
+    print(f"rank {rank} of {rank_size} on {platform.node()}, {device}: {verdicts}", flush=True)
     return all(right.values())
 
 
 ms.set_context(mode=ms.GRAPH_MODE)
 os.environ.setdefault("MS_TOPO_TIMEOUT", str(args.timeout))
 try:
-    mpirun_on_cpu.join_ranks()
+    if not ranks.join():  # prepares a rank on CPU; False if this process runs alone
+        print("This script needs several ranks. Start them with one of\n"
+              "    mpirun -n 4 python allgather_check.py\n"
+              "    bash run.sh 4\n"
+              "    msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py",
+              file=sys.stderr)
+        sys.exit(2)
     init()
     all_right = check()
-except RuntimeError as error:
+except (RuntimeError, TimeoutError) as error:
     sys.exit(f"The ranks could not talk to each other: {str(error).strip().splitlines()[0]}\n"
              "Is every rank running? Look for the one that ended or never started, and at its log.")
 if not all_right:
-    print("A collective gave a wrong result: do not train on this cluster. Check that all ranks run the same "
-          "MindSpore, and the network between the hosts.", file=sys.stderr)
-mpirun_on_cpu.leave_ranks(0 if all_right else 1)
+    print("A collective gave a wrong result: do not train on this cluster. Check that all ranks "
+          "run the same MindSpore, and the network between the hosts.", file=sys.stderr)
+ranks.leave(0 if all_right else 1)  # all ranks end together (for CPU)
 sys.exit(0 if all_right else 1)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "mnist_ddp"))
 import mindspore as ms
-import mpirun_on_cpu
 import numpy as np
+import ranks
 from mindspore import nn, ops
 from mindspore.communication import get_rank, init
 
 ms.set_context(mode=ms.GRAPH_MODE)  # in the other mode the main thread spins, and slows the exchange down
-mpirun_on_cpu.join_ranks()
+ranks.join()
 init()
 
 
@@ -37,4 +37,4 @@ for count in (1 << 10, 1 << 13, 1 << 16, 1 << 19, 670_000, 1 << 22, 25 << 20):
         times.append(time.perf_counter() - begin)
     if get_rank() == 0:
         print(f"allreduce {4 * count} bytes: {sorted(times)[len(times) // 2]:.6f} s", flush=True)
-mpirun_on_cpu.leave_ranks()
+ranks.leave()

@@ -1,6 +1,6 @@
 """The MNIST tutorial's training step as its page prints it, on today's MindSpore: the side that speed.py compares with.
 
-Only what no longer runs is changed: the launch on CPU (mpirun_on_cpu.py), and usage="train", without which
+Only what no longer runs is changed: the launch on CPU (ranks.py), and usage="train", without which
 MnistDataset would read the test images too. Network, data pipeline, eager step and printed lines are the tutorial's.
 """
 
@@ -11,14 +11,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "mnist_ddp"))
 import mindspore as ms
 import mindspore.dataset as ds
-import mpirun_on_cpu
+import ranks
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init
 
 BATCH_SIZE = int(os.getenv("BATCH_SIZE", "32"))
 
 ms.set_context(mode=ms.GRAPH_MODE)
-mpirun_on_cpu.join_ranks()
+ranks.join()
 init()
 ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
 ms.set_seed(1)
@@ -71,4 +71,4 @@ for epoch in range(int(sys.argv[1])):
         optimizer(gradients)
         if step % 10 == 0:
             print(f"epoch: {epoch}, step: {step}, loss is {loss_value}", flush=True)
-mpirun_on_cpu.leave_ranks()
+ranks.leave()

@@ -23,15 +23,15 @@ ROWS = [(1, False), (2, False), (2, True), (4, False), (4, True)]
 
 def train(args):
     """One rank's part of a job: train once for each seed and print losses and the accuracy."""
-    import mpirun_on_cpu
     import mindspore as ms
     import mindspore.dataset as ds
+    import ranks
     from mindspore import nn, ops
     from mindspore.communication import get_group_size, get_rank, init
     from sync_batch_norm import synchronise_batch_norm
 
     ms.set_context(mode=ms.GRAPH_MODE)
-    mpirun_on_cpu.join_ranks()
+    ranks.join()
     init()
     rank, rank_size = get_rank(), get_group_size()
     ms.set_auto_parallel_context(parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True)
@@ -68,7 +68,7 @@ def train(args):
         right = [net(image).argmax(axis=1).asnumpy() == label.asnumpy() for image, label in test]
         if rank == 0:
             print(f"accuracy: {sum(part.sum() for part in right) / sum(part.size for part in right):.4f}", flush=True)
-    mpirun_on_cpu.leave_ranks()
+    ranks.leave()
 
 
 def run_row(args, ranks, sync):

@@ -27,12 +27,12 @@ SKIPPED = 10  # the first steps, in which the graph is compiled and caches are c
 def profile(folder, script, options):
     """Run a script as this rank of its job; leave its kernels and its waits for data in FOLDER/rank_<rank>.json."""
     sys.path.insert(0, str(Path(script).resolve().parent))
-    import mpirun_on_cpu
+    import ranks
     from mindspore import profiler
     from mindspore.dataset.engine.iterators import Iterator
 
     mine = folder / f"rank_{os.getenv('OMPI_COMM_WORLD_RANK', '0')}"
-    waits, get_next, leave_ranks = [], Iterator.__next__, mpirun_on_cpu.leave_ranks
+    waits, get_next, leave = [], Iterator.__next__, ranks.leave
     running = profiler.profile(activities=[profiler.ProfilerActivity.CPU],
                                on_trace_ready=profiler.tensorboard_trace_handler(str(mine)))
 
@@ -43,13 +43,13 @@ def profile(folder, script, options):
         finally:
             waits.append((begin, time.time_ns() - begin))
 
-    def leave():
+    def write_and_leave(code=0):
         running.stop()
         kernels = next(mine.rglob("cpu_op_execute_timestamp_*.txt")).read_text()
         mine.with_suffix(".json").write_text(json.dumps({"kernels": kernels, "waits": waits}))
-        leave_ranks()
+        leave(code)
 
-    Iterator.__next__, mpirun_on_cpu.leave_ranks = timed_next, leave
+    Iterator.__next__, ranks.leave = timed_next, write_and_leave
     sys.argv = [script, *options]
     running.start()
     runpy.run_path(script, run_name="__main__")

@@ -1,19 +1,27 @@
 #!/usr/bin/env bash
-# Trains on several machines with mpirun, named on the command line; run it on one of them, which gets rank 0.
-#     bash run_mpirun_1.sh -H HOST1:SLOTS,HOST2:SLOTS [DATA_PATH [N]] [--interface NAME] [-- options of train_ddp.py]
-# SLOTS is the number of cards of a machine (or of processes, on CPU), DATA_PATH the folder of the MNIST files, the same
-# on all machines (default: the variable DATA_PATH), N the number of processes (all slots), NAME the network interface
-# to use. SSH is the ssh command, with its options (ssh). Logs: log_output/mpirun.log of all ranks, and, on the machine
-# of the rank, log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of the rank that failed.
+# Trains on several machines with mpirun, named on the command line. Run it on one of them, which
+# gets rank 0. Needs the folders tools/ and several_machines/ beside this one; its page says more.
+#     bash run_mpirun_1.sh -H HOST1:SLOTS,HOST2:SLOTS [DATA_PATH [N]] [--interface NAME]
+#         [-- options of train_ddp.py]
+# SLOTS is the number of cards of a machine (or of processes, on CPU), DATA_PATH the folder of the
+# MNIST files, the same on all machines (default: the variable DATA_PATH), N the number of processes
+# (all slots), NAME the network interface to use. SSH is the ssh command, with its options (ssh).
+# Logs: log_output/1/rank.0/stdout, ..., each on the machine of the rank.
+# Exit code: 0, 2 for bad input, else that of the rank that failed.
 set -euo pipefail
 
-HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# shellcheck source-path=SCRIPTDIR source=launch_common.sh
-source "$HERE/launch_common.sh"
-# shellcheck source-path=SCRIPTDIR source=launch_hosts.sh
-source "$HERE/launch_hosts.sh"
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+PYTHON="$(command -v python || command -v python3)" ||
+    { echo "run_mpirun_1.sh: no python on the PATH; activate the environment" >&2; exit 2; }
+usage="bash run_mpirun_1.sh -H HOST1:SLOTS,HOST2:SLOTS [DATA_PATH [N]] [--interface NAME] \
+[-- options of train_ddp.py]"
+RANK_SIZE="" HOSTS=""
+if [[ "${1:-}" == -H ]]; then HOSTS="${2:-}"; shift "$(($# < 2 ? $# : 2))"; fi
+if (($# > 0)) && [[ "$1" != -* ]]; then DATA_PATH="$1"; shift; fi
+if (($# > 0)) && [[ "$1" != -* ]]; then RANK_SIZE="$1"; shift; fi
+export DATA_PATH
 
-usage="usage: bash run_mpirun_1.sh -H HOST1:SLOTS,HOST2:SLOTS [DATA_PATH [N]] [--interface NAME] [-- options of train_ddp.py]"
-[[ "${1:-}" != -h && "${1:-}" != --help ]] || { echo "$usage"; exit 0; }
-[[ "${1:-}" == -H && -n "${2:-}" ]] || die "no machines given. $usage"
-run_on_hosts -H "$2" "${@:3}"
+# mpirun -n 16 -H HOST1:8,HOST2:8 --output-filename log_output --merge-stderr-to-stdout \
+#     python train_ddp.py, all machines checked before the start and watched until the end:
+exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --hosts "$HOSTS" --logs log_output \
+    --check --usage "$usage" "$HERE/train_ddp.py" "$@"

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Trains on several machines with mpirun, listed in a file; run it on one of them, which gets rank 0.
+# Trains on several machines with mpirun, listed in a file. Run it on one of them: it gets rank 0.
 #     bash run_mpirun_2.sh HOSTFILE [DATA_PATH [N]] [--interface NAME] [-- options of train_ddp.py]
 # A line of HOSTFILE is HOST slots=NUMBER; # begins a comment. The rest is as in run_mpirun_1.sh.
 set -euo pipefail
 
-HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-# shellcheck source-path=SCRIPTDIR source=launch_common.sh
-source "$HERE/launch_common.sh"
-# shellcheck source-path=SCRIPTDIR source=launch_hosts.sh
-source "$HERE/launch_hosts.sh"
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+PYTHON="$(command -v python || command -v python3)" ||
+    { echo "run_mpirun_2.sh: no python on the PATH; activate the environment" >&2; exit 2; }
+usage="bash run_mpirun_2.sh HOSTFILE [DATA_PATH [N]] [--interface NAME] \
+[-- options of train_ddp.py]"
+RANK_SIZE="" HOSTFILE=""
+if (($# > 0)) && [[ "$1" != -* ]]; then HOSTFILE="$1"; shift; fi
+if (($# > 0)) && [[ "$1" != -* ]]; then DATA_PATH="$1"; shift; fi
+if (($# > 0)) && [[ "$1" != -* ]]; then RANK_SIZE="$1"; shift; fi
+export DATA_PATH
 
-usage="usage: bash run_mpirun_2.sh HOSTFILE [DATA_PATH [N]] [--interface NAME] [-- options of train_ddp.py]"
-[[ "${1:-}" != -h && "${1:-}" != --help ]] || { echo "$usage"; exit 0; }
-[[ -n "${1:-}" && "${1:-}" != -* ]] || die "no hostfile given. $usage"
-run_on_hosts --hostfile "$1" "${@:2}"
+# mpirun -n 16 --hostfile HOSTFILE --output-filename log_output --merge-stderr-to-stdout \
+#     python train_ddp.py, all machines checked before the start and watched until the end:
+exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --hostfile "$HOSTFILE" \
+    --logs log_output --check --usage "$usage" "$HERE/train_ddp.py" "$@"

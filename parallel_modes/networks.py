@@ -1,20 +1,24 @@
-"""The network of this lesson, written for each parallel mode, and the samples it learns from.
+"""The network of this lesson, written for each parallel mode, its training step, and its samples.
 
-    x (batch, 512) -> MatMul with weight (512, 128) -> ReLU -> ReduceSum over the 128 columns -> + bias (1,) -> (batch,)
+    x (batch, 512) -> MatMul with weight (512, 128) -> ReLU -> ReduceSum over the 128 columns
+                   -> + bias (1,) -> (batch,)
 
-Net is the network itself. HybridParallelNet and SemiAutoParallelNet show only what their mode adds to it.
+Net is the network itself; HybridParallelNet and SemiAutoParallelNet hold only what their mode adds.
 """
 
+import os
+
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 ROWS, COLUMNS = 512, 128  # of the weight
 SAMPLES, BATCH = 256, 64  # the batch of one step, over all ranks together
-SLICED = ("weight", "moments.weight")  # what hybrid parallel cuts: the weight, and its momentum in the optimizer
+BY_MINDSPORE = ("semi_auto_parallel", "auto_parallel")  # modes in which MindSpore cuts
 
 
 def make_samples(seed):
-    """Make the samples: what a second network of the same form, with other weights, answers to random numbers.
+    """Make the samples: what a network of the same form, with other weights, answers to noise.
 
     Returns:
         float32 x (256, 512) and y (256,).
@@ -26,13 +30,20 @@ def make_samples(seed):
 
 
 def initial_values(seed):
-    """The same random weight (512, 128) and zero bias (1,) on every rank, float32."""
+    """Make a random weight (512, 128) and a zero bias (1,), float32: the same on every rank."""
     random = np.random.default_rng([seed, 2])
-    return (0.1 * random.standard_normal((ROWS, COLUMNS))).astype(np.float32), np.zeros(1, np.float32)
+    weight = (0.1 * random.standard_normal((ROWS, COLUMNS))).astype(np.float32)
+    return weight, np.zeros(1, np.float32)
+
+
+def columns_of(rank, rank_size):
+    """The columns of the weight that a rank holds in hybrid parallel, as a slice."""
+    width = COLUMNS // rank_size
+    return slice(rank * width, (rank + 1) * width)
 
 
 class Net(nn.Cell):
-    """The network, as one process would have it; data and auto parallel use it as it is."""
+    """The network as one process has it; data and auto parallel use it as it is."""
 
     def __init__(self, weight, bias):
         super().__init__()
@@ -46,30 +57,85 @@ class Net(nn.Cell):
         return self.reduce_sum(self.relu(self.matmul(x, self.weight)), -1) + self.bias
 
 
-def columns_of(rank, rank_size):
-    """The columns of the weight that a rank holds in hybrid parallel, as a slice."""
-    width = COLUMNS // rank_size
-    return slice(rank * width, (rank + 1) * width)
-
-
 class HybridParallelNet(Net):
-    """Hybrid parallel: this rank's columns of the weight, and the collective, written by hand."""
+    """Hybrid parallel: this rank's columns of the weight, and the collective, by hand."""
 
     def __init__(self, weight, bias, rank, rank_size):
-        super().__init__(np.ascontiguousarray(weight[:, columns_of(rank, rank_size)]), bias)  # distributed: a slice
-        self.weight.layerwise_parallel = True  # distributed: other ranks hold other columns: never average it
-        self.all_reduce = ops.AllReduce()  # distributed:
+        # distributed: a slice, which is not to be averaged: other ranks hold other columns
+        super().__init__(np.ascontiguousarray(weight[:, columns_of(rank, rank_size)]), bias)
+        self.weight.layerwise_parallel = True
+        self.all_reduce = ops.AllReduce()
 
     def construct(self, x):
-        x = self.reduce_sum(self.relu(self.matmul(x, self.weight)), -1)  # distributed: the sum of own columns only,
-        return self.all_reduce(x) + self.bias  # distributed: so add the other ranks' sums
+        # distributed: the sum of own columns only, so add the other ranks' sums
+        x = self.reduce_sum(self.relu(self.matmul(x, self.weight)), -1)
+        return self.all_reduce(x) + self.bias
 
 
 class SemiAutoParallelNet(Net):
-    """Semi-auto parallel: the network of one process, and how to cut each operator's inputs; MindSpore does it."""
+    """Semi-auto parallel: how to cut each operator's inputs; MindSpore does the rest."""
 
     def __init__(self, weight, bias, slices):
         super().__init__(weight, bias)
-        self.matmul.shard(((1, 1), (1, slices)))  # distributed: x whole, the weight's columns in slices
-        self.relu.shard(((1, slices),))  # distributed: its input stays cut as MatMul left it
-        self.reduce_sum.shard(((1, slices),))  # distributed: so MindSpore inserts the AllReduce of hybrid parallel
+        # distributed: x whole, the weight's columns in slices; what follows stays cut as MatMul
+        # left it, so that MindSpore inserts the AllReduce of hybrid parallel
+        self.matmul.shard(((1, 1), (1, slices)))
+        self.relu.shard(((1, slices),))
+        self.reduce_sum.shard(((1, slices),))
+
+
+class TrainStep(nn.Cell):
+    """One training step, compiled as one graph.
+
+    Args:
+        ranks: how many ranks add up by hand: all in data and hybrid parallel, else 1.
+
+    Input: x (samples, 512), y (samples,) of this rank. Output: the loss of the whole batch.
+    """
+
+    def __init__(self, net, optimizer, ranks):
+        super().__init__(auto_prefix=False)
+        self.net, self.optimizer, self.ranks = net, optimizer, ranks
+        self.loss_and_gradients = ms.value_and_grad(self.forward, None, optimizer.parameters)
+        self.add_up = self.reduce_gradients = nn.Identity()
+        # distributed: by hand. What the ranks differentiate together is the sum of their losses. So
+        # that this sum is the loss of the whole batch, each rank's part is its loss divided by the
+        # number of ranks. In data parallel that makes the mean of the shares. In hybrid parallel
+        # all ranks compute the same loss, and the gradient of AllReduce, another AllReduce, adds it
+        # up once a rank: undivided, a slice's gradient would be that many times too large.
+        if ranks > 1:
+            self.add_up = ops.AllReduce()  # of the loss, only to print it
+            # Adds up the gradients of what all ranks hold, and leaves slices (layerwise_parallel).
+            self.reduce_gradients = nn.DistributedGradReducer(optimizer.parameters, mean=False)
+
+    def forward(self, x, y):
+        return ((self.net(x) - y) ** 2).mean() / self.ranks
+
+    def construct(self, x, y):
+        loss, gradients = self.loss_and_gradients(x, y)
+        gradients = self.reduce_gradients(gradients)
+        loss = ops.depend(loss, self.optimizer(gradients))
+        return self.add_up(loss)
+
+
+def check_mode(mode, ranks, slices=1):
+    """Check that a mode can run here.
+
+    Raises:
+        ValueError: not on a CPU, or not with so many ranks or slices.
+    """
+    target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
+    if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
+        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it, with the folders "
+                         "dry_run/ and tools/ beside this one")
+    if mode == "stand_alone" and ranks > 1:
+        raise ValueError(f"stand_alone is one process, not {ranks}; choose another mode")
+    if mode == "data_parallel" and BATCH % ranks:
+        raise ValueError(f"the batch of {BATCH} samples cannot be shared equally by {ranks} ranks; "
+                         f"start 1, 2, 4, ... {BATCH}")
+    if mode == "hybrid_parallel" and COLUMNS % ranks:
+        raise ValueError(f"the weight's {COLUMNS} columns cannot be cut into {ranks} equal slices, "
+                         f"one a rank; start 1, 2, 4, ... {COLUMNS} ranks")
+    if mode == "semi_auto_parallel" and (slices < 1 or COLUMNS % slices or ranks % slices):
+        raise ValueError(f"the strategy ((1, 1), (1, {slices})) does not fit: the slices must "
+                         f"divide the weight's {COLUMNS} columns and the {ranks} ranks")

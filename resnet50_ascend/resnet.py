@@ -1,11 +1,12 @@
 """ResNet-50, the network of the lessons: resnet50(num_classes).
 
-Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (https://arxiv.org/abs/1512.03385),
-table 1, column "50-layer". 25,557,032 parameters for 1,000 classes, 23,528,522 for 10.
+Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition"
+(https://arxiv.org/abs/1512.03385), table 1, column "50-layer". 25,557,032 parameters for 1,000
+classes, 23,528,522 for 10.
 
-As in torchvision and MindSpore's model zoo ("v1.5"), a block that halves the picture does so in its 3x3
-convolution; the paper does it in the 1x1 convolution before, which never looks at three quarters of its input.
-Layers, shapes and the number of parameters are the same.
+As in torchvision and MindSpore's model zoo ("v1.5"), a block that halves the picture does so in its
+3x3 convolution; the paper does it in the 1x1 convolution before, which never looks at three
+quarters of its input. Layers, shapes and the number of parameters are the same.
 """
 
 from mindspore import nn, ops
@@ -13,20 +14,24 @@ from mindspore.common.initializer import HeNormal
 
 
 def convolution(in_channels, out_channels, kernel_size, stride=1):
-    """A convolution without bias (batch norm adds one), padded so that only the stride changes the size."""
-    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, pad_mode="pad", padding=kernel_size // 2,
+    """A convolution without bias (batch norm adds one); only the stride changes the size."""
+    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, pad_mode="pad",
+                     padding=kernel_size // 2,
                      weight_init=HeNormal(mode="fan_out", nonlinearity="relu"))
 
 
 class Bottleneck(nn.Cell):
-    """Three convolutions and a short cut around them: 1x1 to fewer channels, 3x3, 1x1 to four times as many.
+    """Three convolutions and a short cut around them.
+
+    1x1 to fewer channels, 3x3, 1x1 to four times as many.
 
     Args:
         in_channels: channels of the input.
         channels: channels of the 3x3 convolution; the output has 4 * channels.
         stride: 2 halves height and width, 1 keeps them.
 
-    Input and output: float32 (batch, in_channels, h, w) to (batch, 4 * channels, h / stride, w / stride).
+    Input: float32 (batch, in_channels, h, w).
+    Output: float32 (batch, 4 * channels, h / stride, w / stride).
     """
 
     def __init__(self, in_channels, channels, stride):
@@ -36,8 +41,9 @@ class Bottleneck(nn.Cell):
         self.conv2 = convolution(channels, channels, 3, stride)
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = convolution(channels, 4 * channels, 1)
-        # A block begins as its short cut alone (Goyal et al., https://arxiv.org/abs/1706.02677, section 5.1): without
-        # it the sums grow from block to block, and small batches or 32x32 pictures train badly at first.
+        # A block begins as its short cut alone (Goyal et al., https://arxiv.org/abs/1706.02677,
+        # section 5.1): without it the sums grow from block to block, and small batches or 32x32
+        # pictures train badly at first.
         self.bn3 = nn.BatchNorm2d(4 * channels, gamma_init="zeros")
         self.relu = nn.ReLU()
         self.downsample = nn.Identity()
@@ -66,8 +72,8 @@ class ResNet50(nn.Cell):
         self.conv1 = convolution(3, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
-        # "same" pads below and right only. Padding all around would need MindSpore's 3-D pooling operator here,
-        # which the automatic parallel modes do not know.
+        # "same" pads below and right only. Padding all around would need MindSpore's 3-D pooling
+        # operator here, which the automatic parallel modes do not know.
         self.max_pool = nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")
         self.layer1 = stage(blocks[0], 64, 64, stride=1)
         self.layer2 = stage(blocks[1], 256, 128, stride=2)
@@ -88,16 +94,18 @@ class ResNet50(nn.Cell):
 def resnet50(num_classes=10, blocks=(3, 4, 6, 3)):
     """Make a ResNet-50 with random weights.
 
-    The tutorials write resnet50(batch_size, num_classes) and resnet50(class_num=131); the batch size was never
-    used, so it is no argument here.
+    The tutorials write resnet50(batch_size, num_classes) and resnet50(class_num=131); the batch
+    size was never used, so it is no argument here.
 
     Args:
         num_classes: how many classes to tell apart, at least 1.
-        blocks: how many blocks each of the four stages has, at least 1; fewer than ResNet-50's compile faster.
+        blocks: how many blocks each of the four stages has, at least 1; fewer than ResNet-50's
+            compile faster.
 
     Returns:
-        A Cell from images, float32 (batch, 3, height, width), to logits, float32 (batch, num_classes). Height and
-        width are multiples of 32, 224 in the paper. Convolutions start as in He et al.,
-        https://arxiv.org/abs/1502.01852, with the variance 2 / (kernel area * output channels).
+        A Cell from images, float32 (batch, 3, height, width), to logits, float32 (batch,
+        num_classes). Height and width are multiples of 32, 224 in the paper. Convolutions start as
+        in He et al., https://arxiv.org/abs/1502.01852, with the variance 2 / (kernel area * output
+        channels).
     """
     return ResNet50(num_classes, blocks)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run.sh for sliced pictures: each card reads a piece of every picture. Usage and variables as in run.sh.
-#     bash run_dataset_slice.sh DATA_PATH RANK_SIZE [-- options of resnet50_distributed_training_dataset_slice.py]
-#     bash run_dataset_slice.sh --dry-run [DATA_PATH] RANK_SIZE [-- options]    all it can do without a card
+# run.sh for sliced pictures: each card reads a strip of every picture. Used as run.sh is:
+#     bash run_dataset_slice.sh DATA_PATH RANK_SIZE [-- options of its script]
+#     bash run_dataset_slice.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of its script]
 set -euo pipefail
 # shellcheck disable=SC2034  # run.sh uses it
 SCRIPT=resnet50_distributed_training_dataset_slice.py
 # shellcheck source-path=SCRIPTDIR source=run.sh
-source "$(dirname "${BASH_SOURCE[0]}")/run.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/run.sh"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# run.sh with gradient accumulation: large batches in small pieces. Usage and variables as in run.sh.
-#     bash run_grad_accumulation.sh DATA_PATH RANK_SIZE [-- options of resnet50_distributed_training_grad_accumulation.py]
+# run.sh for gradient accumulation: large batches in small pieces. Used as run.sh is:
+#     bash run_grad_accumulation.sh DATA_PATH RANK_SIZE [-- options of its script]
+#     bash run_grad_accumulation.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of its script]
 set -euo pipefail
 # shellcheck disable=SC2034  # run.sh uses it
 SCRIPT=resnet50_distributed_training_grad_accumulation.py
 # shellcheck source-path=SCRIPTDIR source=run.sh
-source "$(dirname "${BASH_SOURCE[0]}")/run.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/run.sh"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# run.sh for a pipeline: the layers are cut into stages, each on some of the cards. Usage and variables as in run.sh.
-#     bash run_pipeline.sh DATA_PATH RANK_SIZE [--restarts N] [-- options of resnet50_distributed_training_pipeline.py]
-#     bash run_pipeline.sh --dry-run [DATA_PATH] RANK_SIZE [-- options]    all it can do without a card
+# run.sh for a pipeline: the layers are cut into stages, each on some cards. Used as run.sh is:
+#     bash run_pipeline.sh DATA_PATH RANK_SIZE [-- options of its script]
+#     bash run_pipeline.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of its script]
 set -euo pipefail
 # shellcheck disable=SC2034  # run.sh uses it
 SCRIPT=resnet50_distributed_training_pipeline.py
 # shellcheck source-path=SCRIPTDIR source=run.sh
-source "$(dirname "${BASH_SOURCE[0]}")/run.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/run.sh"

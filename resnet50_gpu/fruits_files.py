@@ -1,62 +1,82 @@
-"""Finds and checks the picture files of a Fruits-360 tree before training starts. The same in one process and many."""
+"""Finds and checks the pictures of a Fruits-360 tree before training starts.
 
+    python fruits_files.py FOLDER        lists the files of a tree that are no picture, one a line
+"""
+
+import argparse
+import collections
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image
 
+from cifar10_files import at_least, memory_of_a_rank  # noqa: F401  # for the scripts
+
 EXAMPLE = "or make a small one: python tools/make_datasets.py fruits FOLDER"
+PARTS = ("Training", "Test")
+
+Fruits = collections.namedtuple("Fruits", "folder classes train_images test_images")
 
 
-def check_fruits_folder(folder, skip_bad=False):
-    """Check that a folder holds Training/<class>/<picture> and Test/<class>/<picture>.
-
-    Args:
-        folder: the folder with Training and Test; str, Path or None.
-        skip_bad: leave out files that are no picture, instead of refusing the folder.
+def fruits_folder(text):
+    """For argparse: check a folder of Training/<class>/<picture> and Test/<class>/<picture>.
 
     Returns:
-        (classes, train, test): sorted names of the classes; and for each part the positions of its good pictures,
-        a list of int. Positions count as MindSpore's ImageFolderDataset does: class by class, all files by name.
+        Fruits: folder, a Path; classes, their names in the order of their labels; train_images and
+        test_images, how many pictures the two parts hold.
 
     Raises:
-        ValueError: what is missing or wrong, where, and what to do.
+        argparse.ArgumentTypeError: what is missing or wrong, where, and what to do.
     """
-    if not folder:
+    try:
+        return _check(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _check(text):
+    if not text:
         raise ValueError("no data set given: use --data-path FOLDER or set DATA_PATH")
-    folder = Path(folder)
+    folder = Path(text)
     if not folder.is_dir():
-        raise ValueError(f"the data folder {folder} does not exist (looked from {Path.cwd()}); give an absolute path, "
-                         f"{EXAMPLE}")
-    classes, train = _check_part(folder / "Training", skip_bad)
-    test_classes, test = _check_part(folder / "Test", skip_bad)
+        raise ValueError(f"the data folder {folder} does not exist (looked from {Path.cwd()}); "
+                         f"give an absolute path, {EXAMPLE}")
+    classes, test_classes = (_classes_of(folder / part) for part in PARTS)
     for name in sorted(set(classes) ^ set(test_classes)):
-        has, lacks = ("Training", "Test") if name in classes else ("Test", "Training")
-        raise ValueError(f"{folder / has} has the class {name}, {folder / lacks} has not; both need the same classes")
-    return classes, train, test
+        has, lacks = PARTS if name in classes else reversed(PARTS)
+        raise ValueError(f"{folder / has} has the class {name}, {folder / lacks} has not; "
+                         "both need the same classes")
+    train, test = (_files_of(folder / part) for part in PARTS)
+    named = {folder / part / name for part in PARTS for name in classes}
+    for empty in sorted(named - {file.parent for file in (*train, *test)}):
+        raise ValueError(f"the class {empty} holds no picture; add some or remove its folder")
+    if bad := no_pictures(folder):
+        raise ValueError(f"{bad[0]} is no picture that can be read (it and {len(bad) - 1} more); "
+                         f"remove it; all are listed by python fruits_files.py {folder}")
+    return Fruits(folder, classes, len(train), len(test))
 
 
-def _check_part(part, skip_bad):
+def _classes_of(part):
     if not part.is_dir():
-        raise ValueError(f"{part.parent} has no folder {part.name}; give the folder that holds Training/ and Test/, "
-                         f"{EXAMPLE}")
+        raise ValueError(f"{part.parent} has no folder {part.name}; "
+                         f"give the folder that holds Training/ and Test/, {EXAMPLE}")
     classes = sorted(item.name for item in part.iterdir() if item.is_dir())
     if not classes:
-        raise ValueError(f"{part} has no class folder; its pictures belong into one folder a class, {part}/<class>/")
-    files, of_class = [], []
-    for name in classes:
-        in_class = sorted((file for file in (part / name).iterdir() if file.is_file()), key=lambda file: file.name)
-        files += in_class
-        of_class += [name] * len(in_class)
+        raise ValueError(f"{part} has no class folder; its pictures belong into one folder a "
+                         f"class, {part}/<class>/")
+    return classes
+
+
+def _files_of(part):
+    return sorted(file for file in part.glob("*/*") if file.is_file())
+
+
+def no_pictures(folder):
+    """The files in the class folders of a tree that cannot be read as a picture."""
+    files = [file for part in PARTS for file in _files_of(Path(folder) / part)]
     with ThreadPoolExecutor() as pool:
-        good = list(pool.map(_is_picture, files))
-    if not skip_bad and not all(good):
-        raise ValueError(f"{files[good.index(False)]} is no picture that can be read ({good.count(False)} such in "
-                         f"{part}); remove it, or go on without with --skip-bad")
-    for name in classes:
-        if not any(is_good for is_good, its_class in zip(good, of_class) if its_class == name):
-            raise ValueError(f"the class {part / name} holds no picture; add some or remove its folder")
-    return classes, [position for position, is_good in enumerate(good) if is_good]
+        return [file for file, good in zip(files, pool.map(_is_picture, files)) if not good]
 
 
 def _is_picture(file):
@@ -66,3 +86,10 @@ def _is_picture(file):
     except (OSError, SyntaxError, ValueError):
         return False
     return True
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python fruits_files.py FOLDER")
+    for each in no_pictures(sys.argv[1]):
+        print(each)

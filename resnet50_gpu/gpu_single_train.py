@@ -1,24 +1,22 @@
 """ResNet-50 on Fruits-360 on one card: what gpu_distributed_train.py spreads over several.
 
-    export CUDA_VISIBLE_DEVICES=0
-    export DATA_PATH=/path/fruits-360
+    export CUDA_VISIBLE_DEVICES=0            # without a card it trains on the CPU
+    export DATA_PATH=/path/fruits-360        # pictures: Training/<class>/*.jpg, Test/<class>/*.jpg
     python3 gpu_single_train.py
-A small run that a laptop without a card does in a minute (python tools/make_datasets.py fruits /tmp/fruits makes the
-data): python3 gpu_single_train.py --data-path /tmp/fruits --epochs 1 --steps 4 --image-size 32 --test-size 32
-
-DATA_PATH holds Training/<class>/ and Test/<class>/. It prints its loss, once an epoch where the data are sunk to the
-card, once a step elsewhere, and saves ckpt/fruit_360_renet50-<epoch>_<step>.ckpt after each epoch:
+A small run, about a minute on a laptop without a card:
+    python3 gpu_single_train.py --epochs 1 --steps 4 --image-size 32
+It prints its loss, once an epoch where the data are sunk to the card, else once a step, and saves
+ckpt/fruit_360_renet50-<epoch>_<step>.ckpt after each epoch:
     train dataset batch num: 2115
     test dataset batch num: 709
     epoch: 1 step: 2115, loss is 4.219570636749268
-    ...
     eval result: {'accuracy': 0.676348730606488}
 Compare with: diff gpu_single_train.py gpu_distributed_train.py
 """
 
 import argparse
 import os
-from pathlib import Path
+import sys
 
 import mindspore as ms
 import mindspore.dataset as ds
@@ -27,124 +25,74 @@ from mindspore import nn
 from mindspore.train import LossMonitor, Model
 
 import checkpoints
-from fruits_files import check_fruits_folder
+from fruits_files import at_least, fruits_folder, memory_of_a_rank
 from gpu_libraries import choose_device
 from resnet import resnet50
 
+parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures.")
+add = parser.add_argument
+add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data",
+    metavar="DIR", help="the folder of Training/ and Test/ (DATA_PATH); checked before the start")
+add("--epochs", type=at_least(1), default=10)
+add("--steps", type=at_least(1), help="end each epoch after so many steps")
+add("--image-size", type=at_least(32), default=100, help="pixels of a training picture")
+add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="of ResNet; 1 1 1 1: quick")
+add("--no-augment", action="store_true", help="train on whole pictures: no crops, no flips")
+add("--lr", type=float, default=0.01, help="learning rate")
+add("--no-sink", action="store_true", help="hand over the data step by step: a loss a step")
+add("--check", action="store_true", help="only check options and data, then stop")
+checkpoints.add_options(parser, folder="ckpt")  # --ckpt-dir, --resume
+add("--batch-size", type=at_least(1), default=32, help="pictures a step")
+args = parser.parse_args()
+if args.check:
+    batch = args.batch_size
+    print(f"needs {memory_of_a_rank(args.image_size, batch)} MB a rank on CPU")
+    sys.exit()
+
+choose_device()  # DEVICE_TARGET, or what is there
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_seed(0)
 
 
-# ---------------------------------------------------------------------------------------------- settings
-def parse_arguments():
-    """Read and check the options; returns them with classes, train and test, which check_fruits_folder() found."""
-    parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures, such as Fruits-360.")
-    parser.add_argument("--data-path", default=os.getenv("DATA_PATH"), help="folder of Training and Test (DATA_PATH)")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step")
-    parser.add_argument("--crop-size", type=int, default=32, help="training sees a random crop of this size,")
-    parser.add_argument("--image-size", type=int, default=100, help="resized to this")
-    parser.add_argument("--test-size", type=int, default=128, help="testing sees the whole picture, resized to this")
-    parser.add_argument("--blocks", type=int, nargs=4, default=(3, 4, 6, 3), metavar="N",
-                        help="blocks in each stage of ResNet; 1 1 1 1 compiles several times faster")
-    parser.add_argument("--no-augment", action="store_true", help="train on whole pictures: no random crops and flips")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate of Momentum(0.9)")
-    parser.add_argument("--seed", type=int, default=0, help="initial weights, order of the images, random crops")
-    parser.add_argument("--steps", type=int, help="stop each epoch after this many steps")
-    parser.add_argument("--no-sink", action="store_true", help="hand over the data step by step: a loss for each step")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out files that are no picture")
-    parser.add_argument("--ckpt-dir", type=Path, default=Path("ckpt"), help="save a checkpoint here after each epoch")
-    parser.add_argument("--resume", action="store_true", help="go on after the last epoch saved in --ckpt-dir")
-    parser.add_argument("--check", action="store_true", help="only check the options and the data, then stop")
-    args = parser.parse_args()
-    for name in ("epochs", "batch_size", "steps", "crop_size"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1")
-    if min(args.image_size, args.test_size) < 32 or args.lr <= 0 or min(args.blocks) < 1:
-        parser.error("--image-size and --test-size must be at least 32, --lr and all --blocks greater than 0")
-    try:
-        args.classes, args.train, args.test = check_fruits_folder(args.data_path, args.skip_bad)
-        if len(args.train) < args.batch_size:
-            raise ValueError(f"the {len(args.train)} training images are fewer than --batch-size {args.batch_size}; "
-                             "use a smaller one")
-        prefixes = [checkpoints.PREFIX]
-        args.first_epoch = checkpoints.first_epoch(args.ckpt_dir, prefixes, args.resume, len(args.classes))
-    except ValueError as error:
-        parser.error(str(error))
-    return args
-
-
-# ---------------------------------------------------------------------------------------------- data set
-def create_dataset(args, mode, batch_size):
-    """Make the pipeline over the "train" or the "test" images.
-
-    Returns:
-        A dataset of (image, label) batches: float32 (batch, 3, size, size), about -1 to 1; int32 (batch,). Training
-        draws a new order each epoch.
-    """
-    ds.config.set_seed(args.seed)
-    if mode == "train":
-        sampler = ds.RandomSampler()
-        sampler.add_child(ds.SubsetSampler(args.train))
-    else:
-        share = args.test
-        sampler = ds.SubsetSampler(share)
-    folder = str(Path(args.data_path) / ("Training" if mode == "train" else "Test"))
-    dataset = ds.ImageFolderDataset(folder, sampler=sampler, decode=True)
-
+def create_dataset(part, sampler, transforms, size):
+    """Batches of float32 (batch, 3, size, size), between -1 and 1, and of int32 (batch,)."""
+    dataset = ds.ImageFolderDataset(f"{args.data.folder}/{part}", sampler=sampler, decode=True)
     normalise = [ds.vision.Normalize([127.5] * 3, [127.5] * 3), ds.vision.HWC2CHW()]
-    if mode == "test":
-        transforms = [ds.vision.Resize((args.test_size, args.test_size)), *normalise]
-    elif args.no_augment:
-        transforms = [ds.vision.Resize((args.image_size, args.image_size)), *normalise]
-    else:
-        transforms = [ds.vision.RandomCrop((args.crop_size, args.crop_size), (4, 4, 4, 4)),
-                      ds.vision.RandomHorizontalFlip(),
-                      ds.vision.Resize((args.image_size, args.image_size)), *normalise]
-    dataset = dataset.map(transforms, "image")
+    dataset = dataset.map([*transforms, ds.vision.Resize((size, size)), *normalise], "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")
-    return dataset.batch(batch_size, drop_remainder=mode == "train")  # in a test no image is lost
+    return dataset.batch(args.batch_size, drop_remainder=part == "Training")
 
 
-# -------------------------------------------------------------------------------------- train and test
-def run_train():
-    args = parse_arguments()
-    if args.check:
-        return
-    choose_device()
-    ms.set_context(mode=ms.GRAPH_MODE)
+augment = [] if args.no_augment else [ds.vision.RandomCrop(32, 4), ds.vision.RandomHorizontalFlip()]
+images = args.steps * args.batch_size if args.steps else None  # None: all
+sampler = ds.RandomSampler(num_samples=images)
+share = range(args.data.test_images)
+train_dataset = create_dataset("Training", sampler, augment, args.image_size)
+test_size = args.image_size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
+test_dataset = create_dataset("Test", ds.SubsetSampler(share), [], test_size)
+if (train_batch_num := train_dataset.get_dataset_size()) == 0:
+    sys.exit("There are fewer training pictures than a step needs; use a smaller --batch-size.")
+print(f"train dataset batch num: {train_batch_num}", flush=True)
+print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
-    train_dataset = create_dataset(args, "train", args.batch_size)
-    test_dataset = create_dataset(args, "test", args.batch_size)
-    if args.steps:
-        train_dataset = train_dataset.take(args.steps)
-    train_batch_num = train_dataset.get_dataset_size()
-    print(f"train dataset batch num: {train_batch_num}", flush=True)
-    print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
+net = resnet50(len(args.data.classes), args.blocks)  # or a network of your own
+loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
+model = Model(net, loss_fn=loss, optimizer=optimizer)
+prefix = "fruit_360_renet50"
+saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size=1)
+for file in () if args.resume else saved.files().values():
+    file.replace(f"{file}.unused")  # of an earlier run: it would mix with the new files
+first_epoch = saved.resume(model.train_network, args.resume)
+ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished epochs
+train_dataset.set_init_step(first_epoch * train_batch_num)
+if first_epoch < args.epochs:
+    model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
+                dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)
 
-    ms.set_seed(args.seed)
-    net = resnet50(len(args.classes), args.blocks)
-    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    # The tutorial gives the optimizer loss_scale=1024 but does not scale the loss, so that each gradient is divided
-    # by 1024 and the learning rate is 0.00001 in truth; without loss scaling there is nothing to undo.
-    optimizer = nn.Momentum(net.trainable_params(), learning_rate=args.lr, momentum=0.9)
-    model = Model(net, loss_fn=loss, optimizer=optimizer)
-
-    prefix = checkpoints.PREFIX
-    if args.resume:
-        checkpoints.load(model.train_network, args.ckpt_dir, prefix, args.first_epoch)
-        ds.config.set_fast_recovery(False)  # pass over the finished epochs' data, as if training had never stopped
-        train_dataset.set_init_step(args.first_epoch * train_batch_num)
-    callbacks = [checkpoints.SaveCheckpoint(args.ckpt_dir, prefix), LossMonitor()]
-    if args.first_epoch < args.epochs:
-        model.train(args.epochs, train_dataset, callbacks=callbacks, dataset_sink_mode=not args.no_sink,
-                    initial_epoch=args.first_epoch)
-
-    correct, full = 0, 0
-    for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-        full = max(full, len(image))
-        filled = np.resize(image, (full, *image.shape[1:]))  # the last batch, too: one compiled graph serves them all
-        correct += np.sum(model.predict(ms.Tensor(filled)).asnumpy().argmax(axis=1)[:len(label)] == label)
-    print(f"eval result: {{'accuracy': {float(correct / len(args.test))}}}", flush=True)
-
-
-if __name__ == "__main__":
-    run_train()
+correct = 0
+for image, label in test_dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
+    filled = np.resize(image, (args.batch_size, *image.shape[1:]))  # the last batch, too
+    logits = model.predict(ms.Tensor(filled)).asnumpy()[:len(label)]
+    correct += np.sum(logits.argmax(axis=1) == label)
+print(f"eval result: {{'accuracy': {correct / args.data.test_images}}}", flush=True)

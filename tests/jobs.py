@@ -118,16 +118,17 @@ class Job:
         raise AssertionError(f"{pattern!r} was not printed within {PATIENCE * timeout} s:\n{self.output()}")
 
     def rank_process(self, rank, timeout=20):
-        """The process id of a rank, by the number that its launcher gave it; waits until it is there."""
-        of_rank = {f"{name}={rank}".encode() for name in ("OMPI_COMM_WORLD_RANK", "MS_NODE_ID")}
+        """The process id of a rank's script, by the number that its launcher gave it; waits until it is there."""
         deadline = time.monotonic() + PATIENCE * timeout
         while time.monotonic() < deadline:
             for pid in marked(self.mark):
-                # A rank's children (the scheduler of rank 0, the workers of a data set) have its environment too, and
-                # so have the launcher's own helpers (tail, sleep) that it started after the ranks.
-                if (of_rank & environment_of(pid) and not of_rank & environment_of(parent_of(pid))
-                        and b"python" in command_of(pid)):
-                    return pid
+                # A rank's children (the scheduler of rank 0, workers of a data set) have its environment, too. ranks.py
+                # marks the script's process; without it, mpirun and msrun do.
+                for name in ("RANKS_RANK", "OMPI_COMM_WORLD_RANK", "MS_NODE_ID"):
+                    of_rank = f"{name}={rank}".encode()
+                    if (of_rank in environment_of(pid) and of_rank not in environment_of(parent_of(pid))
+                            and b"python" in command_of(pid) and b"--agent" not in command_of(pid)):
+                        return pid
             time.sleep(0.1)
         raise AssertionError(f"no process of rank {rank} runs:\n{self.output()}")
 
@@ -174,13 +175,14 @@ def parameters(checkpoint):
     """The parameters of a checkpoint: {name: float64 array}."""
     code = ("import sys, numpy\n"
             "from pathlib import Path\n"
-            "from load_whole import load\n"
+            "from checkpoints import load\n"
             "loaded = load(Path(sys.argv[1]))\n"
+            "loaded.pop('rank_size', None)\n"
             "numpy.savez(sys.argv[2], **{name: value.asnumpy() for name, value in loaded.items()})\n")
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "parameters.npz"
         subprocess.run([PYTHON, "-c", code, str(checkpoint), str(target)], check=True, capture_output=True,
-                       env={**os.environ, "PYTHONPATH": str(REPO / "resnet50_ascend")})
+                       env={**os.environ, "PYTHONPATH": str(REPO / "checkpoints")})
         with np.load(target) as loaded:
             assert loaded.files, f"{checkpoint} holds no parameter"
             return {name: loaded[name].astype(np.float64) for name in loaded.files}
@@ -203,9 +205,25 @@ def planted(lesson, folder, script, *changes):
     for file in (REPO / lesson).iterdir():
         if file.is_file():
             shutil.copy(file, copy)
+    if not (copy.parent / "tools").exists():  # ranks.py finds the launcher there
+        (copy.parent / "tools").symlink_to(REPO / "tools")
     text = (copy / script).read_text()
     for old, new in changes:
         assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {script}"
         text = text.replace(old, new)
     (copy / script).write_text(text)
     return copy
+
+
+def stand_in(file, script):
+    """Make a program of some lines of sh."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+def path_with_gpus(folder, count):
+    """A PATH that begins with a folder in which nvidia-smi lists some cards; UUIDs GPU-00000000-aaaa and so on."""
+    lines = [f"echo 'GPU {card}: NVIDIA X (UUID: GPU-{8 * str(card)}-aaaa)'" for card in range(count)]
+    stand_in(folder / "nvidia-smi", "\n".join(lines))
+    return f"{folder}:{Path(PYTHON).parent}:{os.environ['PATH']}"

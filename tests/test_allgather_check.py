@@ -72,7 +72,7 @@ def test_a_rank_killed_before_it_joins_ends_the_job(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["0"], "whole number from 1, not '0'"), (["x"], "not 'x'"), (["2", "3"], "too many arguments")])
+    (["0"], "whole number from 1, not '0'"), (["x"], "not 'x'"), (["2", "3"], "unrecognized arguments: 3")])
 def test_bad_input(arguments, sentence, tmp_path):
     result = jobs.run("bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
     assert result.code == 2

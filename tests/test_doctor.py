@@ -196,6 +196,7 @@ def test_make_doctor_works_without_an_environment(bare_python, tmp_path):
 ])
 def test_planted_bugs_are_caught(planted, what, bare_python, tmp_path):
     tools = shutil.copytree(DOCTOR.parent, tmp_path / "repo" / "tools")
+    shutil.copytree(jobs.REPO / "rank_tables", tmp_path / "repo" / "rank_tables")
     text = (tools / "doctor.py").read_text()
     assert text.count(planted[0]) == 1
     (tools / "doctor.py").write_text(text.replace(*planted))

@@ -38,9 +38,9 @@ def test_run_sh_trains_what_one_process_trains(alone, tmp_path):
 
 
 @pytest.mark.parametrize("change", [
-    (", gradients_mean=True)", ")"), ("shard_id=rank)", "shard_id=0)"), ("init()  # distributed: 4", "init()  # 4")])
+    (", gradients_mean=True)", ")"), ("shard_id=rank,", "shard_id=0,"), ("init()  # distributed: 5", "init()  # 5")])
 def test_msrun_and_lines_that_are_missing(change, alone, tmp_path):
-    harmless = change[1] == "init()  # 4"
+    harmless = change[1] == "init()  # 5"
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", change)
     result = jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={jobs.free_port()}",
                       "--join=True", "--log_dir=log", lesson / "train_distributed.py", "--epochs", 2, cwd=tmp_path)
@@ -68,7 +68,9 @@ def test_ten_lines_are_marked():
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["0"], "whole number from 1, not '0'"), (["2", "3"], "options of train_distributed.py go after --")])
+    (["0"], "whole number from 1, not '0'"),
+    (["2", "3"], "[-- options of train_distributed.py]\nrun.sh: error: unrecognized arguments: 3"),
+    (["2", "--epochs", "1"], "unrecognized arguments: --epochs 1")])
 def test_bad_input(arguments, sentence, tmp_path):
     result = jobs.run("bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
     assert result.code == 2

@@ -1,9 +1,8 @@
-"""The parallel modes side by side: real ranks on CPU, compiled ranks for Ascend, and their checkpoints."""
+"""The parallel modes side by side: real ranks on CPU, compiled ranks for Ascend."""
 
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 
@@ -98,28 +97,13 @@ def one(tmp_path_factory):
     return trained
 
 
-def tool(script, *arguments, cwd):
-    """Run one of the lesson's tools; return its output."""
-    return jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / script, *arguments, cwd=cwd)).output
-
-
-def strategy_of(folder, ranks):
-    """The strategy file that a semi-auto job writes, from a dry run of its rank 0."""
-    report = folder / f"report_{ranks}.json"
-    jobs.succeeded(jobs.run(
-        jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", "--rank-size", ranks, "--ranks", 0, "--json", report,
-        LESSON / "parallel_modes.py", "--mode", "semi_auto_parallel", "--ckpt-dir", folder / f"semi_{ranks}",
-        cwd=folder, timeout=300))
-    return folder / f"semi_{ranks}" / "rank_0" / "strategy.json"
-
-
 # ------------------------------------------------------------------------------ the same network, for real
 BUGS = {
-    "data: gradients not reduced": ("data_parallel", "parallel_modes.py", [
+    "data: gradients not reduced": ("data_parallel", "networks.py", [
         ("gradients = self.reduce_gradients(gradients)", "gradients = gradients")], "differ|has another"),
-    "hybrid: wrong scale of the gradients": ("hybrid_parallel", "parallel_modes.py", [  # the first loss is right
-        ("((self.net(x) - y) ** 2).mean() / self.parts", "((self.net(x) - y) ** 2).mean()"),
-        ("return self.add_up(loss)", "return self.add_up(loss / self.parts)")], "differ"),
+    "hybrid: wrong scale of the gradients": ("hybrid_parallel", "networks.py", [  # the first loss is right
+        ("((self.net(x) - y) ** 2).mean() / self.ranks", "((self.net(x) - y) ** 2).mean()"),
+        ("return self.add_up(loss)", "return self.add_up(loss / self.ranks)")], "differ"),
     "hybrid: no AllReduce": ("hybrid_parallel", "networks.py", [
         ("return self.all_reduce(x) + self.bias", "return x + self.bias")], "differ"),
     "hybrid: slices swapped": ("hybrid_parallel", "networks.py", [  # all losses are right
@@ -130,80 +114,23 @@ BUGS = {
 
 @pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel"])
 def test_two_ranks_train_the_network_of_one_process(mode, one, tmp_path):
-    result = train(tmp_path, mode, 2, "--steps", STEPS, "--ckpt-dir", "ckpt")  # whole files: hybrid gathers
+    result = train(tmp_path, mode, 2, "--steps", STEPS, "--ckpt-dir", "ckpt")
     shape = "(512, 128)" if mode == "data_parallel" else "(512, 64)"
     saved = check_equal_to_one(result, tmp_path / "ckpt", 2, shape, one)
-    assert [rank["weight"].shape for rank in saved] == [(512, 128)] * 2
+    assert [str(rank["weight"].shape) for rank in saved] == [shape] * 2
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_evidence_catches_planted_bugs(bug, one, tmp_path):
     mode, script, changes, caught_as = BUGS[bug]
     lesson = jobs.planted("parallel_modes", tmp_path, script, *changes)
-    result = train(tmp_path, mode, 2, "--steps", STEPS, "--ckpt-dir", "ckpt", "--sliced", lesson=lesson)
+    result = train(tmp_path, mode, 2, "--steps", STEPS, "--ckpt-dir", "ckpt", lesson=lesson)
     with pytest.raises(AssertionError, match=caught_as):
         check_equal_to_one(result, tmp_path / "ckpt", 2, "(512, 128)" if mode == "data_parallel" else "(512, 64)", one)
 
 
-# -------------------------------------------------------------------------------- checkpoints, for real
-def same_bits(first, second):
-    """Whether two lists of parameter sets are equal to the last bit."""
-    return len(first) == len(second) and all(
-        a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a) for a, b in zip(first, second))
-
-
-def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
-    result = train(tmp_path, "hybrid_parallel", 4, "--steps", STEPS, "--ckpt-dir", "four", "--sliced")
-    four = check_equal_to_one(result, tmp_path / "four", 4, "(512, 32)", one)
-    assert [rank["weight"].shape for rank in four] == [(512, 32)] * 4
-
-    # By hand, and by MindSpore with the strategies of semi-auto jobs, whose slices are the same: the same bits.
-    strategies = {ranks: strategy_of(tmp_path, ranks) for ranks in (4, 2)}
-    for source, target, *how in (("four", "two", "--ranks", 2), ("two", "whole", "--ranks", 1),
-                                 ("four", "ms_two", "--strategy", strategies[4], "--to-strategy", strategies[2]),
-                                 ("ms_two", "ms_whole", "--strategy", strategies[2])):
-        output = tool("convert_checkpoints.py", source, target, *how, cwd=tmp_path)
-        if target == "two":
-            assert output == "four: 4 ranks, weight (512, 32)\ntwo: 2 ranks, weight (512, 64)\n"
-    # The planted bug: slices merged in another order.
-    lesson = jobs.planted("parallel_modes", tmp_path, "convert_checkpoints.py", (
-        "for rank in ranks], axis=1", "for rank in ranks[::-1]], axis=1"))
-    jobs.succeeded(jobs.run(jobs.PYTHON, lesson / "convert_checkpoints.py", "four", "swapped", "--ranks", 1,
-                            cwd=tmp_path))
-    two, [whole], by_mindspore_two, by_mindspore, swapped = read(*(
-        tmp_path / name for name in ("two", "whole", "ms_two", "ms_whole", "swapped")))
-    assert [rank["weight"].shape for rank in two] == [(512, 64)] * 2
-    assert same_bits(two, by_mindspore_two)
-    for other in ([gathered(four)], [gathered(two)], by_mindspore):
-        assert same_bits([whole], other)
-    assert not same_bits([whole], swapped)
-
-    answers = tool("predict.py", "whole", cwd=tmp_path)
-    assert len(set(re.findall(r"^sample \d: answer (\d\.\d{5,}), wanted", answers, re.MULTILINE))) == 8
-    assert answers == tool("predict.py", "four", "--strategy", strategies[4], cwd=tmp_path)
-
-    # Two ranks go on with their slices, as one process does with the whole.
-    expected = losses_of(train(tmp_path, "stand_alone", 1, "--load", "whole", "--steps", 4), 1)[0]
-    resumed = losses_of(train(tmp_path, "hybrid_parallel", 2, "--load", "two", "--steps", 4), 2)
-    assert np.abs(np.array(resumed) - expected).max() < 1e-5
-
-
-@pytest.mark.parametrize("bug", [None, "nobody broadcasts"])
-def test_rank_0_loads_and_broadcast_gives_the_rest(bug, one, tmp_path):
-    changes = {
-        None: [],
-        "nobody broadcasts": [("received += self.broadcast((tensor,))", "received += (tensor,)")],
-    }
-    lesson = jobs.planted("parallel_modes", tmp_path, "checkpoint_files.py", *changes[bug])
-    expected = losses_of(train(tmp_path, "stand_alone", 1, "--load", one.folder, "--steps", 3), 1)[0]
-    assert expected[0] < one.losses[0], "it goes on with what was loaded"
-    # One process has saved: there is no file of rank 1 that rank 1 could read.
-    loaded = losses_of(train(tmp_path, "hybrid_parallel", 2, "--load", one.folder, "--steps", 3, lesson=lesson), 2)
-    assert (np.abs(np.array(loaded) - expected).max() < 1e-5) == (bug is None)
-
-
 def test_four_ranks_of_data_parallel_train_the_network_of_one_process(one, tmp_path):
-    result = train(tmp_path, "data_parallel", 4, "--steps", STEPS, "--ckpt-dir", "ckpt", "--sliced")
+    result = train(tmp_path, "data_parallel", 4, "--steps", STEPS, "--ckpt-dir", "ckpt")
     check_equal_to_one(result, tmp_path / "ckpt", 4, "(512, 128)", one)
     assert [int(first) for first in re.findall(r"samples (\d+)-\d+ of 64", result.output)] != [0] * 4
 
@@ -232,8 +159,8 @@ def collectives_of(rank):
 
 
 @pytest.mark.parametrize(("ranks", "slices"), [(2, None), (4, None), (4, 2)])
-def test_semi_auto_slices_are_those_of_arithmetic(ranks, slices, one, tmp_path):
-    options = ("--slices", slices) if slices else ("--load", one.folder)
+def test_semi_auto_slices_are_those_of_arithmetic(ranks, slices, tmp_path):
+    options = ("--slices", slices) if slices else ()
     compiled = dry_run(tmp_path, ranks, "semi_auto_parallel", *options, only=f"0-{ranks - 1}")
     width = 128 // (slices or ranks)
     for rank in compiled:
@@ -289,9 +216,9 @@ def refused(sentence, *command, cwd):
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["data_parallel"], "it takes MODE and N, not 1 arguments"),
+    (["data_parallel"], "it takes MODE and N"),
     (["data_parallel", "two"], "must be a whole number from 1, not 'two'"),
-    (["data_parallel", "2", "--lr", "1"], "options of parallel_modes.py go after --"),
+    (["data_parallel", "2", "--lr", "1"], "unrecognized arguments: --lr"),
     (["data_parallel", "3"], "the batch of 64 samples cannot be shared equally by 3 ranks"),
     (["hybrid_parallel", "3"], "the weight's 128 columns cannot be cut into 3 equal slices, one a rank"),
     (["hybrid_parallel", "2", "--", "--slices", "2"], "--slices is for semi_auto_parallel"),
@@ -299,7 +226,6 @@ def refused(sentence, *command, cwd):
     (["semi_auto_parallel", "2"], "bash run.sh semi_auto_parallel 2 --dry-run"),
     (["semi_auto_parallel", "4", "--dry-run", "--", "--slices", "3"],
      r"the strategy \(\(1, 1\), \(1, 3\)\) does not fit"),
-    (["data_parallel", "2", "--", "--load", "nowhere"], "the folder nowhere does not exist"),
 ])
 def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path):
     refused(sentence, "bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
@@ -308,59 +234,3 @@ def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path
 def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
     refused("hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2",
             jobs.PYTHON, LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
-
-
-@pytest.fixture(scope="module")
-def four_slices(one, tmp_path_factory):
-    """A folder with the slices of 4 ranks, made from one process's checkpoint, and a strategy file of 2 ranks."""
-    folder = tmp_path_factory.mktemp("slices")
-    tool("convert_checkpoints.py", one.folder, folder / "four", "--ranks", 4, cwd=folder)
-    layout = {"dev_matrix": [2], "field": 0, "opt_weight_shard_size": 0, "opt_weight_shard_step": 0,
-              "tensor_map": [-1, 0], "tensor_shape": [512, 128]}
-    (folder / "two.json").write_text(json.dumps({"parallel_layout_item": {"weight": layout}}))
-    return folder
-
-
-def test_bad_checkpoints_are_named(four_slices, one, tmp_path):
-    shutil.copytree(four_slices, tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "four" / "rank_2" / "parallel_modes.ckpt"
-    good = file.read_bytes()
-
-    def convert(*arguments):
-        return (jobs.PYTHON, LESSON / "convert_checkpoints.py", *arguments)
-
-    # of another world size, given to plain loading
-    refused("four holds the slices of 4 ranks, which a process that needs whole parameters cannot load; convert them: "
-            "python convert_checkpoints.py four NEW_FOLDER --ranks 1",
-            jobs.PYTHON, LESSON / "predict.py", "four", cwd=tmp_path)
-    refused("four holds the slices of 4 ranks, which 2 ranks cannot load; .* --ranks 2",
-            "bash", LESSON / "run.sh", "hybrid_parallel", 2, "--", "--load", "four", cwd=tmp_path)
-    # cut off in the middle, cut off between two parameters, changed, of another step, missing
-    file.chmod(0o644)
-    for content, sentence in ((good[:70000], "rank_2/parallel_modes.ckpt is damaged or was cut off .70000 bytes"),
-                              (good[:good.index(b"moments.bias") - 4], "rank_2/parallel_modes.ckpt lacks .*moments.b"),
-                              (good[:70000] + bytes(8) + good[70008:], "rank_2/parallel_modes.ckpt is damaged")):
-        file.write_bytes(content)
-        refused(sentence, *convert("four", "new", "--ranks", 2), cwd=tmp_path)
-    file.unlink()
-    refused("four/rank_2 must hold one .ckpt file, not 0", *convert("four", "new", "--ranks", 2), cwd=tmp_path)
-    file.write_bytes(good)
-    (tmp_path / "four" / "rank_3" / "parallel_modes.ckpt").unlink()
-    (tmp_path / "four" / "rank_3").rmdir()
-    refused("holds 1 of 4 slices, but four has 3 ranks: rank_3 is missing", *convert("four", "new", "--ranks", 2),
-            cwd=tmp_path)
-    # strategies
-    refused("two.json is for 2 ranks, but four has 3", *convert("four", "new", "--strategy", "two.json"), cwd=tmp_path)
-    refused("rank_0/parallel_modes.ckpt is no strategy file of this network",
-            *convert("four", "new", "--strategy", "four/rank_0/parallel_modes.ckpt"), cwd=tmp_path)
-    refused("four is not empty", *convert("four", "four", "--ranks", 2), cwd=tmp_path)
-
-
-def test_slices_of_two_saves_are_refused(four_slices, one, tmp_path):
-    shutil.copytree(four_slices, tmp_path, dirs_exist_ok=True)
-    train(tmp_path, "stand_alone", 1, "--steps", 1, "--ckpt-dir", "later", "--load", one.folder)
-    tool("convert_checkpoints.py", "later", "later_four", "--ranks", 4, cwd=tmp_path)
-    shutil.rmtree(tmp_path / "four" / "rank_1")
-    shutil.move(tmp_path / "later_four" / "rank_1", tmp_path / "four" / "rank_1")
-    refused("in four/rank_1/parallel_modes.ckpt is not as in four/rank_0/parallel_modes.ckpt: .* not of one save",
-            jobs.PYTHON, LESSON / "convert_checkpoints.py", "four", "new", "--ranks", 2, cwd=tmp_path)

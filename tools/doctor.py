@@ -26,8 +26,11 @@ from pathlib import Path
 import known_errors
 
 REPO = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPO / "rank_tables"))
+import cards  # noqa: E402  # after the path to it
+
 STATES = ("ok", "warning", "fault")
-CARDS = ("Ascend", "NVIDIA")  # faults of cards leave the rehearsal on CPU
+OF_CARDS = ("Ascend", "NVIDIA")  # faults of cards leave the rehearsal on CPU
 VARIABLES = re.compile(r"(MS_|OMPI_|PMIX_|HCCL_|NCCL_|RANK_|ASCEND_|CUDA_|ONEDNN_|OMP_|GLOG_|MINDSPORE_)|"
                        r"(DEVICE_ID|DEVICE_TARGET|DATA_PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV)$")
 LEFT_OVER = re.compile(r"MS_(ROLE|WORKER_NUM|NODE_ID|SCHED_\w+)|OMPI_COMM_\w+|PMIX_RANK|RANK_(ID|SIZE)|DEVICE_ID")
@@ -69,7 +72,7 @@ class Report:
         self.findings.append({"section": section, "state": state, "what": what, "remedy": remedy})
 
     def blocking(self):
-        return [one for one in self.findings if one["state"] == "fault" and one["section"] not in CARDS]
+        return [one for one in self.findings if one["state"] == "fault" and one["section"] not in OF_CARDS]
 
 
 def output_of(*command, timeout=20, env=None):
@@ -102,7 +105,7 @@ def look_at_machine(report):
     cpu = read("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)", cpu, re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    wide = "AVX-512, so use ONEDNN_MAX_CPU_ISA=AVX2, as the launchers do" if "avx512f" in cpu else "no AVX-512"
+    wide = "AVX-512, so use ONEDNN_MAX_CPU_ISA=AVX2, as the lessons do" if "avx512f" in cpu else "no AVX-512"
     report.add("Machine", "ok", f"CPU: {model[1] if model else 'unknown'}, {cores} cores for this process, {wide}")
     free = re.search(r"^MemAvailable: *(\d+)", read("/proc/meminfo"), re.MULTILINE)
     if free:
@@ -181,8 +184,8 @@ def look_at_launchers(report):
 def look_at_ascend(report, mindspore):
     home = os.getenv("ASCEND_HOME_PATH") or "/usr/local/Ascend/ascend-toolkit/latest"
     tool = shutil.which("npu-smi")
-    cards = sorted(int(path.name[7:]) for path in Path("/dev").glob("davinci[0-9]*"))
-    if not tool and not cards and not Path(home).exists():
+    devices = sorted(int(path.name[7:]) for path in Path("/dev").glob("davinci[0-9]*"))
+    if not tool and not devices and not Path(home).exists():
         report.add("Ascend", "ok", "no NPU and no CANN here: rehearse on CPU, or compile with dry_run/")
         return
     driver = re.search(r"^Version=(.*)", read("/usr/local/Ascend/driver/version.info"), re.MULTILINE)
@@ -198,32 +201,27 @@ def look_at_ascend(report, mindspore):
         report.add("Ascend", "fault", f"MindSpore cannot use the cards: {mindspore['Ascend']}",
                    "source CANN's set_env.sh; CANN's version must fit MindSpore's")
     if not tool:
-        report.add("Ascend", "warning", f"npu-smi is not on the PATH; /dev lists cards {cards}",
+        report.add("Ascend", "warning", f"npu-smi is not on the PATH; /dev lists cards {devices}",
                    "install the NPU driver, or put its tools on the PATH")
         return
-    listing = output_of("npu-smi", "info")[1]
+    listing, hccn_tool = output_of("npu-smi", "info")[1], cards.find_hccn_tool()
     if "-8020" in listing:
         report.add("Ascend", "fault", "npu-smi: a card is in use by another container (-8020)",
                    next(one["do"] for one in known_errors.read() if one["name"] == "card-in-container"))
-    ids = re.findall(r"^\| *(\d+) +([A-Za-z0-9]\S*) *\| *(\w+) *\|", listing, re.MULTILINE)
-    for npu, model, health in ids:
-        state = "ok" if health == "OK" else "fault"
-        report.add("Ascend", state, f"card {npu}: {model}, health {health}{hccn_address(npu)}",
-                   "" if state == "ok" else f"npu-smi info -t health -i {npu} says more")
-    for npu, pid, name in re.findall(r"^\| *(\d+) +\d+ *\| *(\d+) *\| *(\S+) *\|", listing, re.MULTILINE):
-        report.add("Ascend", "warning", f"card {npu} is in use by process {pid} ({name})",
-                   "end it, or choose other cards in the rank table")
-    if not ids and "-8020" not in listing:
+    listed = cards.list_cards(listing)
+    for card in listed:
+        address = "no hccn_tool"
+        if hccn_tool:
+            address = f"device_ip {cards.ask_address(hccn_tool, card.number)[0] or 'not set'}"
+        state = "ok" if card.health == "OK" else "fault"
+        report.add("Ascend", state, f"card {card.number}: {card.name}, health {card.health}, {address}",
+                   "" if state == "ok" else f"npu-smi info -t health -i {card.npu} says more")
+    for card in listed:
+        for pid, name in card.users:
+            report.add("Ascend", "warning", f"card {card.number} is in use by process {pid} ({name})",
+                       "end it, or choose other cards in the rank table")
+    if not listed and "-8020" not in listing:
         report.add("Ascend", "fault", f"npu-smi lists no card: {listing.strip()[:120]}", "look at dmesg and the driver")
-
-
-def hccn_address(card):
-    """", device_ip A" of a card, or why it has none."""
-    tool = shutil.which("hccn_tool") or "/usr/local/Ascend/driver/tools/hccn_tool"
-    if not Path(tool).exists():
-        return ", no hccn_tool"
-    address = re.search(r"^ipaddr: *(\S+)", output_of(tool, "-i", card, "-ip", "-g")[1], re.MULTILINE)
-    return f", device_ip {address[1] if address else 'not set'}"
 
 
 def look_at_nvidia(report, mindspore):
@@ -231,12 +229,12 @@ def look_at_nvidia(report, mindspore):
         report.add("NVIDIA", "ok", "no nvidia-smi, so no card: rehearse on CPU")
         return
     code, listing = output_of("nvidia-smi", "-L")
-    cards = re.findall(r"^GPU (\d+): ([^(\n]*)", listing, re.MULTILINE)
-    if code or not cards:
+    found = re.findall(r"^GPU (\d+): ([^(\n]*)", listing, re.MULTILINE)
+    if code or not found:
         report.add("NVIDIA", "fault", f"nvidia-smi lists no card: {(listing.strip() or f'exit code {code}')[:120]}",
                    "look at the driver; in a container, start it with --gpus all")
         return
-    for number, name in cards:
+    for number, name in found:
         report.add("NVIDIA", "ok", f"card {number}: {name.strip()}")
     users = output_of("nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")[1]
     for line in re.findall(r"^\d+, .*", users, re.MULTILINE):

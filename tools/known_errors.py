@@ -1,4 +1,10 @@
-"""Reads known_errors.txt: finds its entries in logs, and writes the troubleshooting pages from it."""
+"""Reads known_errors.txt: finds its entries in logs, and writes the troubleshooting pages from it.
+
+    python tools/known_errors.py hint LOG CODE        (LOG - is stdin)
+
+prints "MEANS: DO" of the first entry that fits the end of a log or "exit code CODE", or nothing. The launchers call it
+when a rank has failed, so it needs nothing but Python.
+"""
 
 import re
 import sys
@@ -6,6 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "known_errors.txt"
+TAIL_LINES, TAIL_BYTES = 200, 1 << 20
 PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
 VERIFIED = {
     "": {"test": "a test provokes it", "hand": "seen, by hand", "documentation": "not seen here, from documentation"},
@@ -77,15 +84,38 @@ def read(file=FILE):
 
 
 def find(lines, entries):
-    """Which entries fit a log: [(entry, number of the first line that fits, from 1)], in the order of the entries."""
+    """Which entries fit a log, upper and lower case alike.
+
+    Returns:
+        [(entry, number of the first line that fits, from 1)], in the order of the entries.
+    """
     found = []
     for entry in entries:
         if "pattern" in entry:
-            pattern = re.compile(entry["pattern"])
+            pattern = re.compile(entry["pattern"], re.IGNORECASE)
             number = next((number for number, line in enumerate(lines, 1) if pattern.search(line)), None)
             if number:
                 found.append((entry, number))
     return found
+
+
+def hint(log, code, otherwise=()):
+    """"MEANS: DO" of the first entry that fits the end of a log or "exit code CODE"; else "".
+
+    Args:
+        log: path of the log, or "-" for stdin.
+        code: the exit code.
+        otherwise: lines to look at where the log cannot be read, because it is on another machine.
+    """
+    try:
+        with open(0 if log == "-" else log, "rb") as file:
+            if file.seekable():
+                file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
+    except OSError:
+        lines = otherwise  # and what the exit code says is better than nothing
+    found = find([*lines, f"exit code {code}"], read())
+    return f"{found[0][0]['means']}: {found[0][0]['do']}" if found else ""
 
 
 def explain(names):
@@ -128,3 +158,16 @@ def write_pages():
         file.write_text(page(language), encoding="utf-8")
         print(file.name)
     return 0
+
+
+def main():
+    if len(sys.argv) != 4 or sys.argv[1] != "hint":
+        print("usage: python tools/known_errors.py hint LOG CODE", file=sys.stderr)
+        sys.exit(2)
+    found = hint(*sys.argv[2:])
+    if found:
+        print(found)
+
+
+if __name__ == "__main__":
+    main()

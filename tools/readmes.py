@@ -52,7 +52,7 @@ QUICK = [  # left out by --fix
     (r"--rank-size 8 (tests/dry_run_scripts/semi_auto)", r"--rank-size 8 --ranks 0-1 \1", "two ranks of eight"),
     (r"(run_gpu\.sh .*)--steps 4", r"\1--steps 2 --batch-size 4 --blocks 1 1 1 1 --test-images 20",
      "fewer images and layers"),
-    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 1 1 1 --image-size 32 --test-size 32",
+    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 1 1 1 --image-size 32",
      "smaller"),
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
     (r"^(bash run\.sh \S+MNIST_Data 4|mpirun -n 4 .*train_ddp\.py)$", r"\1 @@--epochs 1 --steps 2", "fewer steps"),
@@ -66,7 +66,8 @@ PRINTED_BY = {
     r"^run\.sh: rank 1 failed, exit code 137":
         "(sleep 5; for _ in {1..400}; do ! grep -q 'step: 3' device1/train.log1 || break; sleep 0.5; done; "
         "for process in /proc/[0-9]*; do "
-        "[[ $(readlink $process/cwd) != $PWD/device1 ]] || kill -9 ${process#/proc/}; done) 2>/dev/null & "
+        "[[ $(readlink $process/cwd) != $PWD/device1 ]] || ! grep -qz '^RANKS_RANK=1$' $process/environ || "
+        "kill -9 ${process#/proc/}; done) 2>/dev/null & "
         "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 1 1 1 1",
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
@@ -75,7 +76,7 @@ SOURCES = (".py", ".sh", ".md", ".txt", ".patch", ".png", ".toml", ".c")  # .jso
 COMMANDS = ("python", "python3", "bash", "make", "mpirun", "msrun")
 OTHER_COMMANDS = ("|", "&&", ";", "pip", "grep", "diff", "make", "git", "ssh", "npu-smi", "hccn_tool", "pytest")
 OWN_NAMES = {"train.py", "your_script.py", "script.py",  # names that stand for the reader's files
-             "train-cpu.py", "cell_wrapper.py"}  # and files of the tutorials that have another name here
+             "train-cpu.py", "nccl_allgather.py"}  # and files of the tutorials that have another name here
 
 
 @dataclasses.dataclass

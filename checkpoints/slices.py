@@ -1,0 +1,99 @@
+"""Reads and writes the checkpoints of all ranks of a job: FOLDER/rank_0/, FOLDER/rank_1/, ...
+
+A file is whole (every parameter in full, the same in all folders), or holds the slices of its rank:
+some of the columns of the weight and of its momentum in the optimizer, and the rest in full.
+"""
+
+import mindspore as ms
+import numpy as np
+
+from checkpoints import Checkpoints
+from network import BATCH, COLUMNS, ROWS, SAMPLES, SLICED
+
+PREFIX = "net"  # of the files: net-<epoch>_<step>.ckpt
+
+
+class Saved:
+    """The newest epoch that all ranks of a job have saved whole.
+
+    Attributes:
+        epoch: counted from 1.
+        files: the ranks' files, in the order of the ranks.
+        ranks: what is in them, {name: Parameter} each.
+        slices: how many slices the weight is in; 1: the files are whole.
+
+    Raises:
+        ValueError: there is none, ranks are missing, or the files are not of one job.
+    """
+
+    def __init__(self, folder):
+        ranks = {int(path.name[5:]) for path in folder.glob("rank_*") if path.name[5:].isdigit()}
+        if not ranks:
+            raise ValueError(f"there is no {folder}/rank_0; give the --ckpt-dir of a job")
+        missing = set(range(max(ranks))) - ranks
+        if missing:
+            raise ValueError(f"{folder}/rank_{min(missing)} is missing; copy it from where it ran")
+        size = len(ranks)
+        places = [Checkpoints(folder / f"rank_{rank}", PREFIX, size) for rank in range(size)]
+        limit, agreed = float("inf"), False
+        while not agreed:
+            found = [place.newest(limit) for place in places]
+            epochs = [epoch for epoch, _ in found]
+            limit, agreed = min(epochs), min(epochs) in (0, max(epochs))
+        if limit == 0:
+            raise ValueError(f"the ranks in {folder} share no epoch that is whole; {folder}/rank_"
+                             f"{epochs.index(0)} has none, copy it from where that rank ran")
+        self.epoch, self.ranks = limit, [parameters for _, parameters in found]
+        self.files = [place.files()[self.epoch] for place in places]
+        self._check(folder)
+
+    def _check(self, folder):
+        shape = getattr(self.ranks[0].get("weight"), "shape", None)
+        if shape is None or shape[0] != ROWS or COLUMNS % shape[1]:
+            raise ValueError(f"{self.files[0]} has a weight {shape}; the whole one is "
+                             f"{(ROWS, COLUMNS)}, and slices have equal shares of its columns")
+        self.slices = COLUMNS // shape[1]
+        for file, parameters in zip(self.files, self.ranks):
+            saved_by = int(parameters.pop("rank_size"))
+            if saved_by != len(self.files):
+                raise ValueError(f"{file} is of {saved_by} ranks, but {folder} has the folders "
+                                 f"of {len(self.files)}; it takes all of one job, and no others")
+            for name, value in self.ranks[0].items():
+                own, sliced = parameters.get(name), self.slices > 1 and name in SLICED
+                if own is None or own.shape != value.shape or not (
+                        sliced or np.array_equal(own.asnumpy(), value.asnumpy())):
+                    raise ValueError(f"{name} in {file} is not as in {self.files[0]}: the files "
+                                     "are not of one save; use files of the same step")
+
+    def whole(self):
+        """The parameters in full, {name: Parameter}; ValueError if the files hold slices."""
+        if self.slices > 1:
+            raise ValueError(f"{self.files[0]} holds 1 of {self.slices} slices; make them whole: "
+                             "python convert_checkpoints.py FOLDER NEW_FOLDER --ranks 1")
+        return self.ranks[0]
+
+
+def write(parameters, folder, rank, rank_size, epoch):
+    """Save {name: Parameter or Tensor} as the checkpoint of one of the ranks of a job."""
+    Checkpoints(folder / f"rank_{rank}", PREFIX, rank_size).save(
+        [{"name": name, "data": value} for name, value in parameters.items()],
+        epoch, SAMPLES // BATCH)
+
+
+def check_strategy(file, saved=None):
+    """Check that a strategy file is of this network and, given a Saved, of the job that saved.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        layout = ms.build_searched_strategy(str(file))["weight"]
+        grid = layout.dev_matrix[0].dim
+        ranks = int(np.prod(grid))
+        cut = int(np.prod([grid[-1 - axis] for axis in layout.tensor_map[0].dim if axis >= 0]))
+    except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+        raise ValueError(f"{file} is no strategy file of this network; give the strategy.json that "
+                         "a semi-auto parallel job wrote to its --ckpt-dir") from error
+    if saved and (ranks, cut) != (len(saved.files), saved.slices):
+        raise ValueError(f"the strategy of {file} is for {ranks} ranks and {cut} slices, not for "
+                         f"{len(saved.files)} and {saved.slices}; give that of the job that saved")

@@ -1,0 +1,51 @@
+"""What launchers know of the dry run and of computed plans; tools/launch.py loads this file from here."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BY_MINDSPORE_ON_CPU = {"data_parallel", "hybrid_parallel", "stand_alone"}  # the modes that need no plan
+
+
+def add_options(parser):
+    """The option of all launchers."""
+    parser.add_argument("--dry-run", action="store_true", help="compile all ranks' Ascend graphs here, without a card")
+
+
+def prepare(args, launch):
+    """With --dry-run: check the script's options, then hand over to dry_run.py; this does not return.
+
+    With --plan: on CPU, where MindSpore has no such parallel mode, have compute.py run the script of each rank.
+    """
+    if not args.dry_run:
+        if args.plan and args.target == "CPU" and args.n > 1 and not BY_MINDSPORE_ON_CPU & set(args.options):
+            compute_plan(args)
+        return
+    os.environ.pop("DEVICE_TARGET", None)  # Ascend, whatever this machine has
+    stand_in = ["--data", "cifar10"] if os.getenv("DATA_PATH") == "" else []
+    with tempfile.TemporaryDirectory() as folder:
+        if stand_in:  # so that the options are checked, too
+            with open(Path(folder) / "data_batch_1.bin", "wb") as file:
+                file.truncate(10_000 * 3073)
+            os.environ["DATA_PATH"] = folder
+        if args.check:
+            args.target = "Ascend"
+            launch.check_script(args)
+    tool = HERE / "dry_run.py"
+    os.execv(sys.executable, [sys.executable, str(tool), "--rank-size", str(args.n), "--ranks",
+                              f"{args.local[0]}-{args.local[-1]}", *stand_in, args.script, *args.options])
+
+
+def compute_plan(args):
+    """See to it that the ranks' script runs under compute.py, which needs mpirun."""
+    if args.launcher == "msrun" or getattr(args, "first", None) is not None:
+        return  # ranks that do not share an mpirun could not exchange their numbers
+    if subprocess.run([sys.executable, HERE / "compute.py", "--check"], check=False).returncode:
+        raise ValueError  # it has said why
+    for name in ("MS_SCHED_HOST", "MS_SCHED_PORT"):  # for a table's ranks; mpirun's find each other by themselves
+        os.environ.pop(name, None)
+    args.launcher, args.runner = "mpirun", [str(HERE / "compute.py"), "--rank"]
+    os.environ["ASCEND_PLAN"] = "wanted"  # so that the script does not refuse the mode

