@@ -30,6 +30,9 @@ def to_tensor(array, dtype):
     return Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))  # else () would become (1,)
 
 
+AT_END = "its end, for the other ranks to come to theirs"
+
+
 class Collectives:
     """This process's connections to the other ranks."""
 
@@ -46,11 +49,11 @@ class Collectives:
         self.sends = []
         self.doing = ""
 
-    def share(self, what):
-        """Every rank's `what`, a list in the order of the ranks."""
+    def share(self, what, doing="the start of a graph, for the other ranks to come to theirs"):
+        """Every rank's `what`, a list in the order of the ranks; `doing` is told if the others do not come."""
         mine = np.frombuffer(pickle.dumps((self.rank, what)), np.uint8)
         sizes = np.empty(self.rank_size, np.int64)
-        self.doing = "the start of a graph, for the other ranks to come to theirs"
+        self.doing = doing
         self.wait(self.world.Iallgather(np.array([mine.size], np.int64), sizes))
         everything = np.empty(sizes.sum(), np.uint8)
         self.wait(self.world.Iallgatherv(mine, [everything, sizes]))
@@ -60,7 +63,7 @@ class Collectives:
 
     def finish(self):
         """The end of all ranks together, as mpirun wants it."""
-        self.doing = "its end, for the other ranks to come to theirs"
+        self.doing = AT_END
         self.wait(self.world.Ibarrier())
         self.mpi.Finalize()
 

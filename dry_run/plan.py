@@ -40,6 +40,9 @@ class PlanError(Exception):
         self.by_all = by_all
 
 
+FLOW = ("Switch", "SwitchLayer", "Partial")
+
+
 class _Monad:
     """What orders side effects in a graph; it carries no value."""
 
@@ -60,7 +63,7 @@ class Node:
     inputs: list
     attributes: dict
     planned: list           # (MindSpore dtype, shape) of each output; [] where the plan does not say
-    primitive: object = None  # mind_ir.PrimitiveProto
+    instance: str = ""      # the name that MindSpore gave this use of the operator
     order: int = 0          # how many operators of this kind stand before it
 
 
@@ -118,6 +121,12 @@ def user_lines(text):
             end = next(j for j in range(i + 1, len(lines) + 1) if j == len(lines) or lines[j][:6].strip())
             found.setdefault(match.group(1), []).append(graph_ir.user_line(lines[i:end]))
     return found
+
+
+def flow_line(ir_file):
+    """Where the control flow of a graph stands, "file:line: ", or ""."""
+    lines = user_lines(ir_file.read_text()) if ir_file else {}
+    return next((f"{line}: " for op in FLOW for line in lines.get(op, ()) if line), "")
 
 
 def tensor_of(proto):
@@ -209,16 +218,16 @@ def read(model_bytes, phase, layouts, ir_file=None):
             continue
         primitive = primitives.get(proto.op_type.partition("REF::")[2])
         op = primitive.op_type if primitive else proto.op_type.partition("::")[2].partition(":")[0] or proto.op_type
-        node = Node(op, proto.domain or proto.name, proto.output[0], list(proto.input), {}, [], primitive,
-                    counts.get(op, 0))
+        node = Node(op, proto.domain or proto.name, proto.output[0], list(proto.input), {}, [],
+                    primitive.instance_name if primitive else "", counts.get(op, 0))
         counts[op] = node.order + 1
         nodes.append(node)
         for attribute in proto.attribute:
             if attribute.name == "shape":
                 node.planned = planned_outputs(attribute)
-        if primitive is None or op in ("Switch", "SwitchLayer", "Partial"):
-            raise PlanError(f"{where(plan, node)} is control flow that is decided while the graph runs; the plan can "
-                            "only be computed without: write the loop or the condition in Python, outside the graph")
+        if primitive is None or op in FLOW:
+            raise PlanError(f"{flow_line(ir_file)}control flow that is decided while the graph runs ({op}) is not "
+                            "computed: write the loop or the condition in Python, outside the graph", by_all=True)
         for attribute in primitive.attribute:
             try:
                 node.attributes[attribute.name] = value_of(attribute)

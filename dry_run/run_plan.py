@@ -11,6 +11,7 @@ from mindspore.ops import Primitive
 from mindspore.ops.primitive import _run_op
 
 import meeting
+from collectives import AT_END
 from plan import MONAD, PlanError, where
 
 try:
@@ -103,8 +104,8 @@ class Computation:
         ops = sorted({node.op for node in self.plan.nodes if any(word in node.op for word in RANDOM)})
         small = sorted({str(dtype) for node in self.plan.nodes for dtype, _ in node.planned
                         if dtype in (ms.float16, ms.bfloat16)})
-        return ([f"{', '.join(ops)}: the CPU draws other random numbers than a card"] if ops else []) + (
-            [f"{', '.join(small)}: the CPU rounds otherwise than a card"] if small else [])
+        return ([f"{', '.join(ops)}: other random numbers than on a card"] if ops else []) + (
+            [f"{', '.join(small)}: rounded otherwise than on a card"] if small else [])
 
     def replicas(self):
         """What other ranks should hold just as this one does.
@@ -179,8 +180,8 @@ class Computation:
             if isinstance(value, PlanError):
                 raise PlanError(f"{where(self.plan, node)}: {name}: {value}")
             primitive.add_prim_attr(name, value)
-        if node.primitive.instance_name:
-            primitive.set_prim_instance_name(node.primitive.instance_name)
+        if node.instance:
+            primitive.set_prim_instance_name(node.instance)
         op = node.op
 
         def run(*inputs):
@@ -268,13 +269,13 @@ def unlike_replicas(replicas, links):
     """
     arrays = {key: parameter.asnumpy() for key, parameter in replicas.items()
               if parameter.dtype in (ms.float32, ms.float64, ms.float16)}
-    digests = links.share({key: hashlib.sha256(array.tobytes()).digest() for key, array in arrays.items()})
+    digests = links.share({key: hashlib.sha256(array.tobytes()).digest() for key, array in arrays.items()}, AT_END)
     holders = collections.defaultdict(set)
     for known in digests:
         for key, digest in known.items():
             holders[key].add(digest)
     unlike = sorted((key for key, found in holders.items() if len(found) > 1), key=str)
-    everyone = links.share({key: arrays[key] for key in unlike[:20] if key in arrays})
+    everyone = links.share({key: arrays[key] for key in unlike[:20] if key in arrays}, AT_END)
     for key in unlike[:20]:
         held = {rank: known[key].astype(float) for rank, known in enumerate(everyone) if key in known}
         first = next(iter(held.values()))

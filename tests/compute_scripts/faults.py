@@ -18,6 +18,7 @@ class Net(nn.Cell):
         super().__init__()
         self.fault = fault
         self.matmul = ops.MatMul().shard(((1, 2), (2, 1)))
+        self.weight = ms.Parameter(Tensor(np.ones((8, 8)), ms.float32))
 
     def construct(self, x):
         if self.fault == "control_flow":
@@ -25,7 +26,7 @@ class Net(nn.Cell):
                 x = x * 2
         if self.fault == "no_kernel":
             x = x + ops.NPUAllocFloatStatus()()
-        return self.matmul(x, x)
+        return self.matmul(x, self.weight)
 
 
 fault = sys.argv[1]

@@ -22,7 +22,7 @@ read, found_before = plan.read, []
 
 def cut_gradient(nodes):
     """The gradient of a parameter is not summed over the ranks."""
-    node = next(node for node in nodes if node.op == "AllReduce" and "mirror" in node.primitive.instance_name)
+    node = next(node for node in nodes if node.op == "AllReduce" and "mirror" in node.instance)
     node.op = "Depend"
 
 

@@ -50,8 +50,8 @@ if args.mode != "stand_alone":
                                                            "only_trainable_params": False})
 
 random = np.random.default_rng(1)
-X = random.standard_normal((args.steps, 16, 32)).astype(np.float32)
-Y = random.standard_normal((args.steps, 16)).astype(np.float32)
+X = random.standard_normal((8, 16, 32)).astype(np.float32)
+Y = random.standard_normal((8, 16)).astype(np.float32)
 W1 = (0.2 * random.standard_normal((32, 64))).astype(np.float32)
 W2 = (0.2 * random.standard_normal((64, 16))).astype(np.float32)
 
