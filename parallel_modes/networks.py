@@ -1,9 +1,6 @@
 """The network of this lesson, written for each parallel mode, its training step, and its samples.
 
-    x (batch, 512) -> MatMul with weight (512, 128) -> ReLU -> ReduceSum over the 128 columns
-                   -> + bias (1,) -> (batch,)
-
-Net is the network itself; HybridParallelNet and SemiAutoParallelNet hold only what their mode adds.
+    x (64, 512) -> MatMul with weight (512, 128) -> ReLU -> sum over columns -> + bias -> (64,)
 """
 
 import os
@@ -18,11 +15,7 @@ BY_MINDSPORE = ("semi_auto_parallel", "auto_parallel")  # modes in which MindSpo
 
 
 def make_samples(seed):
-    """Make the samples: what a network of the same form, with other weights, answers to noise.
-
-    Returns:
-        float32 x (256, 512) and y (256,).
-    """
+    """Noise x (256, 512), and what a network of other weights makes of it, y (256,); float32."""
     random = np.random.default_rng([seed, 1])
     x = (random.standard_normal((SAMPLES, ROWS)) / np.sqrt(ROWS)).astype(np.float32)
     weight, bias = initial_values(seed + 1)
@@ -37,7 +30,7 @@ def initial_values(seed):
 
 
 def columns_of(rank, rank_size):
-    """The columns of the weight that a rank holds in hybrid parallel, as a slice."""
+    """The columns of the weight that a rank holds, as a slice."""
     width = COLUMNS // rank_size
     return slice(rank * width, (rank + 1) * width)
 
@@ -49,9 +42,7 @@ class Net(nn.Cell):
         super().__init__()
         self.weight = Parameter(Tensor(weight), name="weight")
         self.bias = Parameter(Tensor(bias), name="bias")
-        self.matmul = ops.MatMul()
-        self.relu = ops.ReLU()
-        self.reduce_sum = ops.ReduceSum()
+        self.matmul, self.relu, self.reduce_sum = ops.MatMul(), ops.ReLU(), ops.ReduceSum()
 
     def construct(self, x):
         return self.reduce_sum(self.relu(self.matmul(x, self.weight)), -1) + self.bias
@@ -78,19 +69,16 @@ class SemiAutoParallelNet(Net):
     def __init__(self, weight, bias, slices):
         super().__init__(weight, bias)
         # distributed: x whole, the weight's columns in slices; what follows stays cut as MatMul
-        # left it, so that MindSpore inserts the AllReduce of hybrid parallel
+        # left it, so MindSpore inserts the AllReduce of hybrid parallel
         self.matmul.shard(((1, 1), (1, slices)))
         self.relu.shard(((1, slices),))
         self.reduce_sum.shard(((1, slices),))
 
 
 class TrainStep(nn.Cell):
-    """One training step, compiled as one graph.
+    """From this rank's x (samples, 512) and y (samples,) to the loss of the whole batch.
 
-    Args:
-        ranks: how many ranks add up by hand: all in data and hybrid parallel, else 1.
-
-    Input: x (samples, 512), y (samples,) of this rank. Output: the loss of the whole batch.
+    ranks: how many add up by hand: all in data and hybrid parallel, else 1.
     """
 
     def __init__(self, net, optimizer, ranks):
@@ -98,11 +86,9 @@ class TrainStep(nn.Cell):
         self.net, self.optimizer, self.ranks = net, optimizer, ranks
         self.loss_and_gradients = ms.value_and_grad(self.forward, None, optimizer.parameters)
         self.add_up = self.reduce_gradients = nn.Identity()
-        # distributed: by hand. What the ranks differentiate together is the sum of their losses. So
-        # that this sum is the loss of the whole batch, each rank's part is its loss divided by the
-        # number of ranks. In data parallel that makes the mean of the shares. In hybrid parallel
-        # all ranks compute the same loss, and the gradient of AllReduce, another AllReduce, adds it
-        # up once a rank: undivided, a slice's gradient would be that many times too large.
+        # distributed: by hand. The ranks differentiate the sum of their losses; each is divided by
+        # the number of ranks, so that the sum is the loss of the whole batch. In hybrid parallel,
+        # too: all compute the same loss, and the gradient of AllReduce adds it up once a rank.
         if ranks > 1:
             self.add_up = ops.AllReduce()  # of the loss, only to print it
             # Adds up the gradients of what all ranks hold, and leaves slices (layerwise_parallel).
@@ -119,11 +105,7 @@ class TrainStep(nn.Cell):
 
 
 def check_mode(mode, ranks, slices=1):
-    """Check that a mode can run here.
-
-    Raises:
-        ValueError: not on a CPU, or not with so many ranks or slices.
-    """
+    """Raise a ValueError if a mode cannot run here, or not with so many ranks or slices."""
     target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
     if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
         raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it, with the folders "

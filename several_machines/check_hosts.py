@@ -4,10 +4,8 @@
                           [--interface eth0]
     python check_hosts.py -H HOST1:8,HOST2:8 ...
 run_mpirun_1.sh and run_mpirun_2.sh do the same before they start. It goes to all machines at once,
-by the ssh command in the variable SSH (default: ssh) that mpirun will use too, and takes at most
-15 seconds. It compares each machine with this one: versions, the scripts (default: of this folder),
-the data (default: the variable DATA_PATH). Exit code 2 if anything is wrong. Only the standard
-library is needed, on all machines.
+by the command in the variable SSH (ssh), takes at most 15 seconds, and compares each with this one:
+versions, the scripts (of this folder), the data (DATA_PATH). Exit code 2 if anything is wrong.
 """
 
 import argparse
@@ -36,15 +34,12 @@ SECONDS = 13  # for one machine's answer
 MANY = 1000  # so many files of a data set are compared
 COLUMNS = ("host", "slots", "ssh", "Python", "MindSpore", "Open MPI", "scripts", "data", "clock",
            "network")
-# What ssh says, and what to do.
-SSH_FAILURES = {
+SSH_FAILURES = {  # what ssh says: what to do
     "Permission denied": "no password-free login: run ssh-copy-id {}, and check the user name",
-    "Host key verification failed": "its key is unknown or has changed: run ssh {} once and "
-                                    "compare the key",
+    "Host key": "its key is unknown or has changed: run ssh {} once and compare the key",
     "Could not resolve": "no such name: correct it, or add it to /etc/hosts",
     "Connection refused": "no ssh server listens there: start sshd",
-    "timed out": "it does not answer: is it on, and does the firewall let ssh through?",
-    "No route to host": "it does not answer: is it on, and is the network up?",
+    "timed out|No route": "it does not answer: is it on, and does the firewall let ssh through?",
     "": "try it by hand: ssh {} true"}
 
 
@@ -67,7 +62,7 @@ def probe(wanted):
 
 
 def hash_of(folder):
-    """A number for all Python files of a folder; None if there are none."""
+    """A hash of all Python files of a folder; None if there are none."""
     scripts = [script.read_bytes() for script in sorted(Path(folder).glob("*.py"))]
     return hashlib.sha256(b"".join(scripts)).hexdigest() if scripts else None
 
@@ -86,7 +81,7 @@ def files_of(folder):
 
 
 def probe_network(wanted):
-    """A free port if the ranks will meet here, else whether the machine can be reached."""
+    """A free port if the ranks will meet here, else whether the first machine can be reached."""
     found = {"address": address_of_interface(wanted["interface"]) or wanted["address"],
              "interfaces": [name for _, name in socket.if_nameindex()], "port": None, "cut": ""}
     if wanted["first"]:
@@ -113,11 +108,7 @@ def address_of_interface(name):
 
 # ------------------------------------------------------------------------------ which machines
 def read_hosts(listed=None, hostfile=None):
-    """The machines, this one first, from HOST:SLOTS,... or from a file: [(host, slots)].
-
-    Raises:
-        ValueError: for a line that mpirun would not take.
-    """
+    """The machines, this one first, of HOST:SLOTS,... or a file: [(host, slots)]; ValueError."""
     if listed is not None:
         form, slots = "HOST:SLOTS, such as 192.168.0.1:8", r"(?::([1-9]\d{0,4}))?"
         lines = [(f"-H {word}", word) for word in listed.split(",")]
@@ -144,29 +135,22 @@ def read_hosts(listed=None, hostfile=None):
 
 def address_of(host):
     """The IPv4 address of a host, or None where only ssh knows the name."""
-    try:
+    with contextlib.suppress(OSError):
         return socket.gethostbyname(host.rpartition("@")[2])
-    except OSError:
-        return None
+    return None
 
 
 def is_here(host):
     """Is it an address of this machine?"""
-    with socket.socket() as server:
-        try:
-            server.bind((address_of(host) or "unknown", 0))
-            return True
-        except OSError:
-            return False
+    with socket.socket() as server, contextlib.suppress(OSError):
+        server.bind((address_of(host) or "unknown", 0))
+        return True
+    return False
 
 
 # ----------------------------------------------------------------------------- ask and compare
 def ask(host, wanted):
-    """Run probe() on a machine, by ssh, or here if host is None.
-
-    Returns:
-        Its answer, or a sentence on why there is none.
-    """
+    """Run probe() by ssh, or here if host is None; its answer, or a sentence why there is none."""
     command = [sys.executable, "-", "--probe", json.dumps(wanted)]
     if host:
         command = [*shlex.split(os.getenv("SSH", "ssh")), "-x", "-o", "BatchMode=yes", "-o",
@@ -175,23 +159,21 @@ def ask(host, wanted):
         done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
                               capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return (f"it gave no answer within {SECONDS} s: is it overloaded, or a network file system "
-                "stuck?")
+        return f"it gave no answer within {SECONDS} s: is it overloaded, or a network drive stuck?"
     except OSError as error:
-        return (f"{command[0]} cannot be run: {error.strerror}; install an ssh client, or name it "
-                "in the variable SSH")
+        return f"{command[0]} cannot be run: {error.strerror}; name an ssh client in SSH"
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     if done.returncode != 255:  # 255 is ssh's own
         return (f"{sys.executable} does not run there ({said}); install the same environment at "
                 "the same path")
-    remedy = next(remedy for text, remedy in SSH_FAILURES.items() if text in done.stderr)
+    remedy = next(remedy for text, remedy in SSH_FAILURES.items() if re.search(text, done.stderr))
     return f"ssh failed ({said}); {remedy.format(host)}"
 
 
 def compare_data(there, here, folder):
-    """What is wrong with a machine's data, in a sentence; "" if they are as here."""
+    """What is wrong with a machine's data, {path: bytes}, in a sentence; "" if they are as here."""
     for name, size in here.items():
         if name not in there:
             return f"{folder} has no file {name}; copy the data there or share the folder"
@@ -201,11 +183,7 @@ def compare_data(there, here, folder):
 
 
 def judge(answers, here, hosts, wanted):
-    """Compare the machines' answers with this machine's.
-
-    Returns:
-        (rows, faults): a dict of table cells for each machine, and sentences.
-    """
+    """Compare answers with this machine's: (a dict of table cells for each machine, sentences)."""
     rows, faults, first = [], [], hosts[0][0]
     names = [answer["name"] for answer in answers if not isinstance(answer, str)]
     for (host, slots), answer in zip(hosts, answers):
@@ -225,15 +203,15 @@ def judge(answers, here, hosts, wanted):
               f"its host name is {answer['name']}, and another line's too: list each machine once, "
               "and give machines different names (hostnamectl set-hostname NAME)")
         for what in ("Python", "MindSpore", "Open MPI"):
-            check(what, answer[what] == here[what], answer[what] or "none",
-                  f"{what} is {answer[what] or 'missing'} there, {here[what]} here; install the "
-                  "same version")
+            there = answer[what] or "none"
+            check(what, answer[what] == here[what], there,
+                  f"{what} is {there} there, {here[what]} here; install the same version")
         for folder, theirs, ours in zip(wanted["scripts"], answer["scripts"], here["scripts"]):
             check("scripts", theirs == ours, "ok" if theirs else "none",
                   f"{folder} does not hold the same scripts there as here; copy the folder")
         if not answer["start_folder"]:
-            check("scripts", False, "ok", f"the folder {wanted['start_folder']}, where you are, "
-                                          "does not exist there; make it")
+            check("scripts", False, "ok",
+                  f"it has no folder {wanted['start_folder']}, where you are; make it")
         if here["data"] is not None:
             fault = compare_data(answer["data"], here["data"], wanted["data"])
             check("data", not fault, "ok" if answer["data"] else "none", fault)
@@ -245,7 +223,7 @@ def judge(answers, here, hosts, wanted):
                   f"{slots} slots, but {answer['cards']} cards")
         if wanted["interface"] and wanted["interface"] not in answer["interfaces"]:
             check("network", False, "none", f"it has no network interface {wanted['interface']}; "
-                                            f"it has {' '.join(answer['interfaces'])}")
+                  f"it has {' '.join(answer['interfaces'])}")
         elif host == first:
             check("network", answer["port"], f"port {answer['port'] or wanted['ports'][0]}",
                   f"port {wanted['ports'][0]} is taken there; set MS_SCHED_PORT to a free one, or "
@@ -266,13 +244,9 @@ def print_table(rows):
 
 
 def check_all(hosts, ranks, scripts, data, interface):
-    """Check the machines [(host, slots)], print the table and the faults.
+    """Check the machines [(host, slots)]; print the table; exit with 2 if anything is wrong.
 
-    Returns:
-        (address, port): where the scheduler of a job on CPU can listen, on the first machine.
-
-    Raises:
-        SystemExit: with code 2 if anything is wrong; all of it has been printed then.
+    Returns (address, port), where the scheduler of a job on CPU can listen, on the first machine.
     """
     port = os.getenv("MS_SCHED_PORT", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):

@@ -23,18 +23,17 @@ HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET
 
 def add_options(parser):
     """The options that several machines need."""
-    parser.add_argument("--hosts", action=Machines, metavar="HOST:SLOTS,...",
-                        help="with mpirun: the machines, and the cards or processes of each")
-    parser.add_argument("--hostfile", action=Machines, metavar="FILE",
-                        help="with mpirun: the same in a file, lines of HOST slots=NUMBER")
-    parser.add_argument("--interface", metavar="NAME", help="network that the ranks will use")
-    parser.add_argument("--nodes", metavar="K", default="1",
-                        help="with msrun, typed on each of K machines: all machines")
-    parser.add_argument("--node-rank", metavar="R", default="", help="0 to K-1: this machine")
-    parser.add_argument("--master-addr", metavar="ADDRESS", help="of the machine with R = 0")
-    parser.add_argument("--master-port", metavar="PORT", default="", help="a free port there")
-    parser.add_argument("--wait", metavar="SECONDS", default="120", nargs="?", const="",
-                        help="how long the machines wait for each other to start (120)")
+    add = parser.add_argument
+    add("--hosts", action=Machines, metavar="HOST:SLOTS,...",
+        help="with mpirun: the machines, and the cards or processes of each")
+    add("--hostfile", action=Machines, metavar="FILE", help="the same, lines of HOST slots=NUMBER")
+    add("--interface", metavar="NAME", help="network that the ranks will use")
+    add("--nodes", metavar="K", default="1", help="with msrun, typed on each of K machines: K")
+    add("--node-rank", metavar="R", default="", help="0 to K-1: this machine")
+    add("--master-addr", metavar="ADDRESS", help="of the machine with R = 0")
+    add("--master-port", metavar="PORT", default="", help="a free port there")
+    add("--wait", metavar="SECONDS", default="120", nargs="?", const="",
+        help="how long the machines wait for each other to start (120)")
     parser.set_defaults(machines=[])
 
 
@@ -84,8 +83,7 @@ def prepare_mpirun(args, launch):
     folder = os.path.dirname(args.script)
     refuse_if(re.search(r"\s", mpirun + tools + folder),
               "Open MPI starts nothing on other machines from a path with a space "
-              f"({mpirun}, {folder}); move the environment or this folder, or use run_msrun.sh "
-              "--nodes")
+              f"({mpirun}, {folder}); move it, or use run_msrun.sh --nodes")
     check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
@@ -121,8 +119,7 @@ def mpirun_options(args):
     options = ["-H", args.hosts] if args.hosts else ["--hostfile", args.hostfile]
     # The same Open MPI on all machines, though it is on no PATH there.
     options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
-    # If the network fails, ssh notices on this side, and Open MPI's daemon on the other; else both
-    # would wait for minutes, and the ranks there would run on.
+    # ssh, and Open MPI's daemon on the other side, shall notice soon that the network failed.
     ssh = os.getenv("SSH", "ssh") + " -x -o BatchMode=yes -o ConnectTimeout=8"
     settings = {"plm_rsh_agent": ssh + " -o ServerAliveInterval=3 -o ServerAliveCountMax=2",
                 "plm_rsh_no_tree_spawn": 1, "orte_leave_session_attached": 1,
@@ -139,12 +136,10 @@ def mpirun_options(args):
 def prepare_msrun(args, launch):
     """Is this the machine that --node-rank says, and can the ranks meet? Then msrun's options."""
     nodes, rank, address = int(args.nodes), args.node_rank, args.master_addr
-    refuse_if(args.n % nodes,
-              f"{args.n} processes cannot be shared equally by {nodes} machines")
+    refuse_if(args.n % nodes, f"{args.n} processes cannot be shared equally by {nodes} machines")
     refuse_if(rank not in map(str, range(nodes)),
               f"--node-rank must be 0 to {nodes - 1}, not '{rank}'")
-    refuse_if(not address, f"--nodes {nodes} needs --master-addr, the address of the machine with "
-                           "--node-rank 0")
+    refuse_if(not address, f"--nodes {nodes} needs --master-addr, the address of machine 0")
     refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port),
               f"--nodes {nodes} needs --master-port, a free port, not '{args.master_port}'")
     check_script(args, launch)
@@ -154,7 +149,7 @@ def prepare_msrun(args, launch):
     refuse_if(here and rank != "0",
               f"{address} is an address of this machine, so it is --node-rank 0, not {rank}")
     refuse_if(not here and rank == "0", f"{address} is no address of this machine; --node-rank 0 "
-                                        "belongs on the machine that has it")
+              "belongs on the machine that has it")
     if here:
         try:
             socket.create_server((address, int(args.master_port))).close()
@@ -162,9 +157,9 @@ def prepare_msrun(args, launch):
             raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
                              "--master-port, the same on all machines") from None
     # How soon a machine that is gone is noticed; MindSpore's own 30 s would make it twice as long.
-    for name, seconds in (("MS_NODE_TIMEOUT", 10), ("MS_HEARTBEAT_RETRY_TIMEOUT", 5),
-                          ("MS_RECEIVE_MSG_TIMEOUT", 5)):
-        os.environ.setdefault(name, str(seconds))
+    os.environ.setdefault("MS_NODE_TIMEOUT", "10")
+    os.environ.setdefault("MS_HEARTBEAT_RETRY_TIMEOUT", "5")
+    os.environ.setdefault("MS_RECEIVE_MSG_TIMEOUT", "5")
     if not here:
         await_master(args)
     first = args.n // nodes * int(rank)
@@ -216,14 +211,15 @@ def blame_others(args, job, code):
     log = Path(args.logs, "scheduler.log")  # only on the first machine
     text = log.read_text(errors="replace") if log.exists() else ""
     gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", text))))
-    said, reason = [line for each in job.ranks.values() for line in each["lines"]], None
+    said = "\n".join(line for each in job.ranks.values() for line in each["lines"])
+    reason = None
     if code == 143 and gone:  # MindSpore ends ranks by signal 15 when others are gone
         names = ", ".join(f"rank {each} on machine {each // len(args.local)}" for each in gone)
         reason = f"no answer any more from {names}: it failed, or its network did"
     elif code == 143:
         reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or "
                   "the network did")
-    elif "processes in the cluster are not successfully spawned" in "\n".join(said):
+    elif "processes in the cluster are not successfully spawned" in said:
         reason = (f"not all machines have joined within {args.wait} s (--wait): start {args.name} "
                   f"on machines 0 to {int(args.nodes) - 1}")
     return reason and (
