@@ -1,7 +1,6 @@
 """Checks the MNIST files of a folder before training starts. Not needed to understand the lesson.
 
-The IDX format (http://yann.lecun.com/exdb/mnist): big-endian magic number and sizes, then one byte
-a value.
+The IDX format (http://yann.lecun.com/exdb/mnist): big-endian magic number, sizes, then bytes.
 """
 
 import struct
@@ -10,14 +9,10 @@ from pathlib import Path
 
 
 def mnist_folder(text):
-    """Check the IDX files of a folder; made to be the type= of an argparse option.
-
-    Args:
-        text: the folder of train-images-idx3-ubyte and train-labels-idx1-ubyte and, if there are
-            test images, of t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte.
+    """For argparse: check the files train-images-idx3-ubyte and so on of a folder.
 
     Returns:
-        (folder, test images): a str, and how many test images there are, 0 without test files.
+        (folder, test images): a str, and how many images the files named t10k hold; 0 without.
 
     Raises:
         ArgumentTypeError: what is missing or wrong, in which file, and what to do.
@@ -35,32 +30,37 @@ def mnist_folder(text):
 
 def _count(folder, part):
     """The number of images of "train" or "t10k"."""
-    images = _items(folder / f"{part}-images-idx3-ubyte", magic=2051, dimensions=3)
-    labels = _items(folder / f"{part}-labels-idx1-ubyte", magic=2049, dimensions=1)
+    images = _items(folder, f"{part}-images", "idx3-ubyte", magic=2051, dimensions=3)
+    labels = _items(folder, f"{part}-labels", "idx1-ubyte", magic=2049, dimensions=1)
     if images != labels:
         raise ArgumentTypeError(f"{folder}: {part} has {images} images but {labels} labels; "
                                 "fetch both files again")
     return images
 
 
-def _items(file, magic, dimensions):
+def _items(folder, name, ending, magic, dimensions):
     """The number of images or labels of a file, by its header; its size must fit."""
-    if not file.is_file():
-        packed = file.with_name(file.name + ".gz").exists()
-        raise ArgumentTypeError(f"{file.parent} has no file {file.name}"
-                                f"{' (there is a .gz of it: gunzip it)' if packed else ''}; "
+    # MindSpore reads each file whose name has both parts, in any place: .gz and copies, too.
+    found = sorted(file for file in folder.iterdir() if name in file.name and ending in file.name)
+    if len(found) > 1:
+        raise ArgumentTypeError(f"{folder}: MindSpore would read {found[0].name} and "
+                                f"{found[1].name}; move one of them elsewhere")
+    if not found or not found[0].is_file():
+        raise ArgumentTypeError(f"{folder} has no file {name}-{ending}; "
                                 "give the folder with the four MNIST files")
-    with file.open("rb") as stream:
-        header = stream.read(4 + 4 * dimensions)
-    if len(header) < 4 + 4 * dimensions or struct.unpack(">i", header[:4])[0] != magic:
+    file, data = found[0], found[0].read_bytes()
+    head = 4 + 4 * dimensions
+    if len(data) < head or struct.unpack_from(">i", data)[0] != magic:
         raise ArgumentTypeError(f"{file} is not an MNIST file (its first four bytes should be the "
-                                f"number {magic}); fetch it again")
-    items, *image = struct.unpack(f">{dimensions}i", header[4:])
+                                f"number {magic}); gunzip it if it is a .gz, or fetch it again")
+    items, *image = struct.unpack_from(f">{dimensions}i", data, 4)
     if items < 1 or image not in ([], [28, 28]):
         raise ArgumentTypeError(f"{file} should hold at least one 28x28 image, its header says "
                                 f"{items} of {image}; fetch it again")
-    expected = len(header) + items * (28 * 28 if image else 1)
-    if file.stat().st_size != expected:
-        raise ArgumentTypeError(f"{file} has {file.stat().st_size} bytes, its header promises "
+    expected = head + items * (28 * 28 if image else 1)
+    if len(data) != expected:
+        raise ArgumentTypeError(f"{file} has {len(data)} bytes, its header promises "
                                 f"{expected}: it is damaged or was cut off; fetch it again")
+    if not image and max(data[head:]) > 9:
+        raise ArgumentTypeError(f"{file} has a label above 9; fetch it again")
     return items

@@ -3,6 +3,7 @@ Copy of resnet50_ascend/cifar10_files.py; tools/copies.py --fix refreshes it.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 # The binary version (https://www.cs.toronto.edu/~kriz/cifar.html): a file holds 10,000 records
@@ -40,15 +41,13 @@ def memory_of_a_rank(image_size, batch_size):
 
 
 def check_cifar10_folder(folder):
-    """Check the files of cifar-10-batches-bin.
+    """Check the folder cifar-10-batches-bin; it may lack test_batch.bin.
 
     Args:
-        folder: the folder that holds data_batch_1.bin, ... and, optionally, test_batch.bin; str,
-            Path or None.
+        folder: str, Path or None.
 
     Returns:
-        (train_images, test_images): how many images the files hold; test_images is 0 without
-        test_batch.bin.
+        (train_images, test_images): how many images the files hold.
 
     Raises:
         ValueError: what is missing or wrong, where, and what to do.
@@ -59,32 +58,32 @@ def check_cifar10_folder(folder):
     if not folder.is_dir():
         raise ValueError(f"the data folder {folder} does not exist (looked from {Path.cwd()}); "
                          f"give the absolute path of cifar-10-batches-bin, or {SOURCE}")
-    train_files = sorted(folder.glob("data_batch_*.bin"))
-    if not train_files:
+    # MindSpore reads what has .bin at the end and data_batch or test_batch anywhere in its name.
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(".bin"))
+    good = [path for path in files if re.fullmatch(r"(data_batch_\d+|test_batch)\.bin", path.name)]
+    for path in files:
+        if not path.is_file() or (path not in good and re.search("(data|test)_batch", path.name)):
+            raise ValueError(f"MindSpore would read {path}, too, which is no file of CIFAR-10; "
+                             "move it elsewhere")
+        if path in good:
+            _check_file(path)
+    tests = sum(path.name == "test_batch.bin" for path in good)
+    if len(good) == tests:
         inner = folder / "cifar-10-batches-bin"
-        if inner.is_dir():
-            raise ValueError(f"{folder} has no data_batch_*.bin, but {inner} is there: "
-                             "give that folder")
-        if (folder / "data_batch_1").exists() or (folder / "cifar-10-batches-py").exists():
-            raise ValueError(f"{folder} holds the Python version of CIFAR-10, the binary version "
-                             f"is needed: {SOURCE}")
-        raise ValueError(f"{folder} has no data_batch_*.bin, so it is not the binary version of "
-                         f"CIFAR-10; {SOURCE}")
-    test_files = list(folder.glob("test_batch.bin"))
-    for file in train_files + test_files:
-        _check_file(file)
-    return RECORDS * len(train_files), RECORDS * len(test_files)
+        has = ("holds the Python version of CIFAR-10" if (folder / "data_batch_1").exists() else
+               "has no data_batch_*.bin")
+        raise ValueError(f"{folder} {has}, " + (
+            f"but {inner} is there: give that folder" if inner.is_dir() else
+            f"so it is not the binary version of CIFAR-10; {SOURCE}"))
+    return RECORDS * (len(good) - tests), RECORDS * tests
 
 
 def _check_file(file):
-    size = file.stat().st_size
-    if size != RECORDS * RECORD_BYTES:
-        raise ValueError(f"{file} has {size} bytes, a file of CIFAR-10's binary version has "
+    data = file.read_bytes()
+    if len(data) != RECORDS * RECORD_BYTES:
+        raise ValueError(f"{file} has {len(data)} bytes, a file of CIFAR-10's binary version has "
                          f"{RECORDS * RECORD_BYTES}: it is damaged or was cut off; fetch it again")
-    with file.open("rb") as stream:
-        for record in (0, RECORDS - 1):
-            stream.seek(record * RECORD_BYTES)
-            label = stream.read(1)[0]
-            if label > 9:
-                raise ValueError(f"{file}: record {record} has the label {label}, CIFAR-10's are "
-                                 "0 to 9; fetch the binary version again")
+    labels = data[::RECORD_BYTES]
+    if max(labels) > 9:
+        raise ValueError(f"{file}: record {labels.index(max(labels))} has the label {max(labels)}, "
+                         "CIFAR-10's are 0 to 9; fetch the binary version again")
