@@ -8,7 +8,6 @@ A small run that a laptop does in a minute:
     bash run.sh /path/cifar-10-batches-bin 2 -- --epochs 1 --steps 6 --image-size 32
 One process (the tutorial's pytest -s -v resnet50_distributed_training.py works too):
     DATA_PATH=/path/cifar-10-batches-bin python resnet50_distributed_training.py
-
 Each rank prints the loss of its own images: on Ascend once an epoch, elsewhere after each step.
 At the end rank 0 prints the accuracy over all test images:
     epoch: 1 step: 156, loss is 2.0084016
@@ -69,7 +68,8 @@ def join_ranks(parallel_mode, **settings):
         print("MindSpore has no automatic parallel on CPU (run.sh computes it where dry_run/ lies "
               "beside this folder): going on in data parallel.", flush=True)
         parallel_mode = "data_parallel"
-    ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=True, **settings)
+    mean = parallel_mode == "data_parallel"  # else the loss is the mean over all ranks already
+    ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=mean, **settings)
     print(f"rank {get_rank()} of {get_group_size()} on {target}, {parallel_mode}", flush=True)
     return get_rank(), get_group_size()
 
@@ -119,7 +119,7 @@ def test_train_cifar(argv=()):
     if args.check:
         print(f"needs {memory_of_a_rank(args.image_size, args.batch_size)} MB a rank on CPU")
         return
-    rank, rank_size = join_ranks(args.parallel_mode)
+    rank, rank_size = join_ranks(args.parallel_mode)  # distributed: which rank, of how many
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size,
                              args.steps)
     ms.set_seed(1)  # distributed: all ranks start from the same weights

@@ -15,7 +15,7 @@ import os
 import sys
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 from mindspore.train import Model
 
 import checkpoints
@@ -50,7 +50,10 @@ class LossOfMicroBatch(nn.Cell):
         self.loss = SoftmaxCrossEntropyExpand(sparse=True)
 
     def construct(self, image, label):
-        return self.loss(self.net(image), label) / self.micro_batches
+        loss = self.loss(self.net(image), label)
+        # The pipeline adds up losses and gradients; Model divides the gradients: so divide only
+        # the value of the loss, not its gradient.
+        return loss - ops.stop_gradient(loss * (1 - 1 / self.micro_batches))
 
 
 def cut_into_stages(net, stages):

@@ -5,9 +5,9 @@ All cards, or those that CUDA_VISIBLE_DEVICES leaves; without a card two CPU pro
 A small run that a laptop does in a minute:
     bash run_gpu.sh /path/cifar-10-batches-bin 2 -- --epochs 1 --steps 4 --image-size 32
 By hand, and in one process (pytest -s -v resnet50_distributed_training_gpu.py works too):
-    DATA_PATH=/path/cifar-10-batches-bin mpirun -n 8 python resnet50_distributed_training_gpu.py
-    DATA_PATH=/path/cifar-10-batches-bin python resnet50_distributed_training_gpu.py
-
+    export DATA_PATH=/path/cifar-10-batches-bin
+    mpirun -n 8 python resnet50_distributed_training_gpu.py
+    python resnet50_distributed_training_gpu.py
 Each rank prints the loss of its own images: on a GPU once an epoch, elsewhere after each step.
 At the end rank 0 prints the accuracy over all test images:
     epoch: 1 step: 156, loss is 2.0084016
@@ -64,7 +64,8 @@ def join_ranks(parallel_mode):
     if target == "CPU" and parallel_mode == "auto_parallel":
         print("MindSpore has no automatic parallel on CPU: going on in data parallel.", flush=True)
         parallel_mode = "data_parallel"
-    ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=True)
+    mean = parallel_mode == "data_parallel"  # else the loss is the mean over all ranks already
+    ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=mean)
     print(f"rank {get_rank()} of {get_group_size()} on {target}, {parallel_mode}", flush=True)
     return get_rank(), get_group_size()
 
@@ -123,7 +124,6 @@ def test_train_cifar(argv=()):
     # distributed: else batch norm sees this rank's images only
     if args.sync_bn and rank_size > 1:
         synchronise_batch_norm(net, rank_size)
-
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
     train(model, dataset, args, rank, rank_size)
