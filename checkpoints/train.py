@@ -30,8 +30,8 @@ from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, Net, check_mode, col
 
 # ----------------------------------------------------------------------------------------- settings
 parser = argparse.ArgumentParser(description="Train a small network, with checkpoints.")
-parser.add_argument("--mode", default="data_parallel",
-                    choices=("data_parallel", "hybrid_parallel", "semi_auto_parallel"))
+MODES = ("data_parallel", "hybrid_parallel", "semi_auto_parallel")
+parser.add_argument("--mode", default=MODES[0], choices=MODES)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Momentum")
 checkpoints.add_options(parser, folder="ckpt")
@@ -59,7 +59,8 @@ rank, rank_size = 0, 1
 if ranks.join():
     init()
     rank, rank_size = get_rank(), get_group_size()
-    ms.set_auto_parallel_context(parallel_mode=args.mode, gradients_mean=True)
+    by_hand = args.mode != "semi_auto_parallel"  # there gradients are of the mean over all ranks
+    ms.set_auto_parallel_context(parallel_mode=args.mode, gradients_mean=by_hand)
 elif args.mode != "data_parallel":
     parser.error(f"{args.mode} needs a launcher: bash run.sh {args.mode} 2")
 folder = args.ckpt_dir / f"rank_{rank}"  # distributed: no two ranks write one file
