@@ -47,7 +47,7 @@ def _check(text):
         has, lacks = PARTS if name in classes else reversed(PARTS)
         raise ValueError(f"{folder / has} has the class {name}, {folder / lacks} has not; "
                          "both need the same classes")
-    train, test = (_files_of(folder / part) for part in PARTS)
+    train, test = (sorted((folder / part).glob("*/*")) for part in PARTS)
     named = {folder / part / name for part in PARTS for name in classes}
     for empty in sorted(named - {file.parent for file in (*train, *test)}):
         raise ValueError(f"the class {empty} holds no picture; add some or remove its folder")
@@ -68,24 +68,20 @@ def _classes_of(part):
     return classes
 
 
-def _files_of(part):
-    return sorted(file for file in part.glob("*/*") if file.is_file())
-
-
 def no_pictures(folder):
-    """The files in the class folders of a tree that cannot be read as a picture."""
-    files = [file for part in PARTS for file in _files_of(Path(folder) / part)]
+    """What lies in the class folders of a tree that MindSpore cannot read as a picture."""
+    files = [file for part in PARTS for file in sorted(Path(folder, part).glob("*/*"))]
     with ThreadPoolExecutor() as pool:
         return [file for file, good in zip(files, pool.map(_is_picture, files)) if not good]
 
 
 def _is_picture(file):
     try:
-        with Image.open(file) as picture:
+        with Image.open(file, formats=("JPEG", "PNG", "BMP", "TIFF", "PPM")) as picture:
             picture.load()  # a header alone does not show that a file was cut off
+            return picture.mode != "F"
     except (OSError, SyntaxError, ValueError):
         return False
-    return True
 
 
 if __name__ == "__main__":
