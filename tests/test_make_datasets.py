@@ -89,6 +89,41 @@ def test_a_folder_in_use_is_left_alone_and_force_replaces_the_set_only(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["data"], "no draft is left"
 
 
+@pytest.mark.parametrize(("name", "options", "others"), [
+    ("mnist", (), ("--seed", 2)), ("mnist", (), ("--download",)),
+    ("fruits", ("--classes", 2, "--train-images", 3), ("--classes", 2, "--train-images", 4))])
+def test_a_set_that_is_there_is_not_made_again(name, options, others, tmp_path):
+    folder = tmp_path / "set"
+    first = jobs.succeeded(make(folder, name, *options))
+    assert first.output.splitlines()[-1] == f"{name}: {folder}"
+    before = digest(folder)
+    assert jobs.succeeded(make(folder, name, *options)).output.strip() == f"{name}: {folder} is there already"
+    refused = make(folder, name, *others)
+    assert refused.code == 2
+    assert "is not empty" in refused.output
+    file = next(path for path in folder.rglob("*") if path.is_file())
+    file.write_bytes(file.read_bytes() + b"x") if name == "mnist" else file.unlink()
+    assert make(folder, name, *options).code == 2, "a damaged set is not there"
+    jobs.succeeded(make(folder, name, *options, "--force"))
+    assert digest(folder) == before
+
+
+def test_cifar10_names_the_folder_that_launchers_take_and_accepts_it(cifar10, tmp_path):
+    inner = tmp_path / "data" / "cifar-10-batches-bin"
+    inner.parent.mkdir()
+    (inner.parent / "mnist").mkdir()
+    made = jobs.succeeded(make(inner, "cifar10"))
+    assert made.output.splitlines()[-1] == f"cifar10: {inner}"
+    assert digest(inner) == digest(cifar10)
+    assert sorted(path.name for path in inner.parent.iterdir()) == ["cifar-10-batches-bin", "mnist"]
+    for folder in (inner, inner.parent):
+        again = jobs.succeeded(make(folder, "cifar10"))
+        assert again.output.strip() == f"cifar10: {inner} is there already"
+    (inner / "test_batch.bin").write_bytes(b"cut off")
+    assert make(inner, "cifar10").code == 2
+    assert make(inner.parent, "cifar10", "--download").code == 2
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_set_does_not_look_whole(sent, tmp_path):
     folder = tmp_path / "cifar"

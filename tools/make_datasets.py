@@ -6,8 +6,10 @@
     python tools/make_datasets.py cifar10 --download DIR the real CIFAR-10: 60,000 pictures, 185 MB
     python tools/make_datasets.py fruits DIR             a synthetic image-folder tree like Fruits-360
 
-A set appears whole or not at all: it is made in DIR.partial, which becomes DIR at the end. The same --seed gives
-the same files. A folder that is not empty is left alone unless --force is given.
+The last line names the folder that the lessons' launchers take; for cifar10 that is DIR/cifar-10-batches-bin, which
+may be given as DIR, too. A set appears whole or not at all: it is made in DIR.partial, which becomes DIR at the end.
+The same --seed gives the same files. A folder that holds the set already is left alone; so is, with exit code 2, one
+that holds anything else, unless --force is given.
 """
 
 import argparse
@@ -160,6 +162,32 @@ def make_fruits(folder, args):
                 progress(done, total, "fruits")
 
 
+def sizes(folder, names):
+    """The sizes of these files, 0 for one that is missing."""
+    return [(folder / name).stat().st_size if (folder / name).is_file() else 0 for name in names]
+
+
+def holds_mnist(folder, args):
+    """Are 4,000 and 1,000 digits there, or the full set, which serves for both?"""
+    expected = [[16 + 784 * train, 8 + train, 16 + 784 * test, 8 + test]
+                for train, test in ((60_000, 10_000), (4_000, 1_000))]
+    return sizes(folder, MNIST_MD5) in expected[:1 if args.download else 2]
+
+
+def holds_cifar10(folder, args):
+    """Are the six files there? Only the real set comes with a readme."""
+    files = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")]
+    real = (folder / "cifar-10-batches-bin" / "readme.html").exists()
+    return sizes(folder, files) == [10_000 * 3073] * 6 and (real or not args.download)
+
+
+def holds_fruits(folder, args):
+    """Is there a folder for each class, with as many pictures as asked for?"""
+    return all(sorted(folder.glob(f"{part}/*/*.jpg")) == sorted(
+        folder / part / f"fruit_{label:03d}" / f"{number}_100.jpg" for label in range(args.classes)
+        for number in range(count)) for part, count in (("Training", args.train_images), ("Test", args.test_images)))
+
+
 def put_in_place(partial, folder):
     """Turn the finished set into the folder; with --force replace what the set consists of and nothing else."""
     if not folder.exists() or not any(folder.iterdir()):
@@ -186,12 +214,13 @@ def positive(text):
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Make a data set of the lessons.")
     sets = parser.add_subparsers(dest="name", required=True, metavar="mnist|cifar10|fruits")
-    for name, make in (("mnist", make_mnist), ("cifar10", make_cifar10), ("fruits", make_fruits)):
+    for name, make, holds in (("mnist", make_mnist, holds_mnist), ("cifar10", make_cifar10, holds_cifar10),
+                              ("fruits", make_fruits, holds_fruits)):
         one = sets.add_parser(name, help=make.__doc__.splitlines()[0])
         one.add_argument("folder", type=Path, metavar="DIR")
-        one.add_argument("--seed", type=int, default=1, help="the same seed gives the same files")
+        one.add_argument("--seed", type=int, help="the same seed gives the same files (default 1)")
         one.add_argument("--force", action="store_true", help="replace a folder that is not empty")
-        one.set_defaults(make=make)
+        one.set_defaults(make=make, holds=holds)
         if name == "fruits":
             one.add_argument("--classes", type=positive, default=10)
             one.add_argument("--train-images", type=positive, default=40, help="of each class")
@@ -204,12 +233,23 @@ def parse_arguments():
 def main():
     args = parse_arguments()
     folder = args.folder.absolute()
-    partial = folder.with_name(folder.name + ".partial")
+    wanted = folder  # what a launcher takes
+    if args.name == "cifar10":
+        folder = folder.parent if folder.name == "cifar-10-batches-bin" else folder
+        wanted = folder / "cifar-10-batches-bin"
+    seed_is_given = args.seed is not None
+    args.seed = args.seed if seed_is_given else 1
+    partial = args.folder.absolute()
+    partial = partial.with_name(partial.name + ".partial")
     try:
         if folder.exists() and not folder.is_dir():
             raise DatasetError(f"{folder} is a file; name a folder")
-        if folder.exists() and any(folder.iterdir()) and not args.force:
-            raise DatasetError(f"{folder} is not empty; choose another folder, or replace it with --force")
+        if not args.force and not seed_is_given and args.holds(folder, args):
+            print(f"{args.name}: {wanted} is there already")
+            return
+        in_use = wanted if args.folder.name == "cifar-10-batches-bin" else folder
+        if in_use.exists() and any(in_use.iterdir()) and not args.force:
+            raise DatasetError(f"{in_use} is not empty; choose another folder, or replace it with --force")
         shutil.rmtree(partial, ignore_errors=True)  # left by a run that was interrupted
         partial.mkdir(parents=True)
         args.make(partial, args)
@@ -222,7 +262,7 @@ def main():
         shutil.rmtree(partial, ignore_errors=True)
         print("\nmake_datasets.py: interrupted, nothing was written", file=sys.stderr)
         sys.exit(130)
-    print(f"{args.name}: {folder}")
+    print(f"{args.name}: {wanted}")
 
 
 if __name__ == "__main__":
