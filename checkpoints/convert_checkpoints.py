@@ -6,7 +6,6 @@ Hybrid parallel, whose slices MindSpore knows nothing of, by hand:
 Semi-auto parallel, with the strategy files that its jobs wrote (rank_0/strategy.json):
     python convert_checkpoints.py ckpt two --strategy ckpt/rank_0/strategy.json --to-strategy OTHER
     python convert_checkpoints.py ckpt whole --strategy ckpt/rank_0/strategy.json
-
 What was saved last is converted. Prints what it read and wrote:
     ckpt: epoch 5, 4 ranks, weight (512, 32)
     two: epoch 5, 2 ranks, weight (512, 64)
@@ -46,12 +45,9 @@ def by_hand(saved):
     whole = {name: value.asnumpy() for name, value in saved.ranks[0].items()}
     for name in SLICED if saved.slices > 1 else ():
         whole[name] = np.concatenate([rank[name].asnumpy() for rank in saved.ranks], axis=1)
-    cut = []
-    for rank in range(args.ranks):
-        columns = columns_of(rank, args.ranks)
-        cut.append({name: Tensor(value[:, columns].copy() if name in SLICED else value)
-                    for name, value in whole.items()})
-    return cut
+    columns = [columns_of(rank, args.ranks) for rank in range(args.ranks)]
+    return [{name: Tensor(value[:, own].copy() if name in SLICED else value)
+             for name, value in whole.items()} for own in columns]
 
 
 def by_mindspore(saved):
@@ -65,8 +61,7 @@ def by_mindspore(saved):
         ms.transform_checkpoints(f"{folder}/from", f"{folder}/to", "net", str(args.strategy),
                                  str(args.to_strategy) if args.to_strategy else None)
         ranks = len(list(Path(folder, "to").glob("rank_*")))
-        return [ms.load_checkpoint(f"{folder}/to/rank_{rank}/net{rank}.ckpt")
-                for rank in range(ranks)]
+        return [ms.load_checkpoint(f"{folder}/to/rank_{r}/net{r}.ckpt") for r in range(ranks)]
 
 
 def describe(folder, saved):

@@ -21,11 +21,7 @@ def columns_of(rank, rank_size):
 
 
 def check_mode(mode, ranks):
-    """Check that a mode can run here, on so many ranks.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Raise a ValueError if a mode cannot run here, on so many ranks."""
     if BATCH % ranks or COLUMNS % ranks:
         raise ValueError(f"{BATCH} samples and {COLUMNS} columns cannot be shared equally by "
                          f"{ranks} ranks; start 1, 2, 4, ... {BATCH}")

@@ -5,7 +5,6 @@
 Slices of hybrid parallel have no strategy file: make them whole first, with convert_checkpoints.py.
 
     sample 0: answer 4.32107878, wanted 4.27194309
-    ...
 """
 
 import argparse

@@ -14,16 +14,10 @@ PREFIX = "net"  # of the files: net-<epoch>_<step>.ckpt
 
 
 class Saved:
-    """The newest epoch that all ranks of a job have saved whole.
+    """The newest epoch, from 1, that all ranks of a job have saved whole; ValueError if none.
 
-    Attributes:
-        epoch: counted from 1.
-        files: the ranks' files, in the order of the ranks.
-        ranks: what is in them, {name: Parameter} each.
-        slices: how many slices the weight is in; 1: the files are whole.
-
-    Raises:
-        ValueError: there is none, ranks are missing, or the files are not of one job.
+    files and ranks: the ranks' files, and what is in each, {name: Parameter}, in their order;
+    slices: how many slices the weight is in; 1: the files are whole.
     """
 
     def __init__(self, folder):
@@ -62,8 +56,8 @@ class Saved:
                 own, sliced = parameters.get(name), self.slices > 1 and name in SLICED
                 if own is None or own.shape != value.shape or not (
                         sliced or np.array_equal(own.asnumpy(), value.asnumpy())):
-                    raise ValueError(f"{name} in {file} is not as in {self.files[0]}: the files "
-                                     "are not of one save; use files of the same step")
+                    raise ValueError(f"{name} in {file} is not as in {self.files[0]}: they are "
+                                     "not of one save; use files of the same step")
 
     def whole(self):
         """The parameters in full, {name: Parameter}; ValueError if the files hold slices."""
@@ -81,11 +75,7 @@ def write(parameters, folder, rank, rank_size, epoch):
 
 
 def check_strategy(file, saved=None):
-    """Check that a strategy file is of this network and, given a Saved, of the job that saved.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raise a ValueError if a strategy file is not of this network, or not of the job Saved."""
     try:
         layout = ms.build_searched_strategy(str(file))["weight"]
         grid = layout.dev_matrix[0].dim
