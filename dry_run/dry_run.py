@@ -75,7 +75,10 @@ def arguments():
         parser.error(f"{options.script}: no such script")
     if options.json and not Path(options.json).resolve().parent.is_dir():
         parser.error(f"--json {options.json}: its folder does not exist")
-    if options.keep and Path(options.keep).exists() and any(Path(options.keep).iterdir()):
+    if options.json and Path(options.json).is_dir():
+        parser.error(f"--json {options.json}: it is a folder, a file is wanted")
+    keep = Path(options.keep) if options.keep and os.path.exists(options.keep) else None
+    if keep and (not keep.is_dir() or any(keep.iterdir())):
         parser.error(f"--keep {options.keep}: must be new or empty")
     if not importlib.util.find_spec("mindspore"):
         parser.error(f"{sys.executable} has no mindspore; pip install mindspore")
@@ -222,38 +225,58 @@ def compile_ranks(options, folder, environment):
     return sorted(done, key=lambda about: about["rank"])
 
 
+def end(number, _):
+    """Has Python clean up, once: a second Ctrl-C or signal would break that off."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    say(f"dry_run: ended by {signal.Signals(number).name}")
+    sys.exit(128 + number)
+
+
 def main():
     """Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
     options = arguments()
+    try:
+        return dry_run(options)
+    except OSError as error:
+        say(f"dry_run: {error}; --keep, --json and TMPDIR must name places with room where you may write")
+    except stand_ins.StandInError as error:
+        say(str(error))
+    return 2
+
+
+def find_stand_ins(package, version):
+    """The folder of the stand-ins; built if there are none yet."""
+    begin = time.monotonic()
+    try:
+        root, built = stand_ins.build(package, version)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+        raise stand_ins.StandInError(f"dry_run: stand-ins for CANN cannot be kept: {error}; set DRY_RUN_CACHE to a "
+                                     "folder where you may write") from None
+    say(f"stand-ins for CANN: {root}" + (f", built in {time.monotonic() - begin:.1f} s" if built else ""))
+    return root
+
+
+def dry_run(options):
+    """Returns the exit code."""
     version = importlib.metadata.version("mindspore")
-    package = Path(importlib.util.find_spec("mindspore").origin).parent
-    cann, root = stand_ins.real_cann(), None
-    if not cann:
-        begin = time.monotonic()
-        try:
-            root, built = stand_ins.build(package, version)
-        except stand_ins.StandInError as error:
-            say(str(error))
-            return 2
-        say(f"stand-ins for CANN: {root}" + (f", built in {time.monotonic() - begin:.1f} s" if built else ""))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    cann = stand_ins.real_cann()
+    root = None if cann else find_stand_ins(Path(importlib.util.find_spec("mindspore").origin).parent, version)
     with tempfile.TemporaryDirectory(prefix="dry_run_") as folder:
         environment = environment_of(options, root)
         if options.data:
             stand_in_data(options.data, Path(folder) / options.data)
             environment["DATA_PATH"] = str(Path(folder) / options.data)
-        keep = Path(options.keep).resolve() if options.keep else Path(folder)
-        try:
-            ranks = compile_ranks(options, keep, environment)
-        except KeyboardInterrupt:
-            say("dry_run: interrupted")
-            return 130
+        ranks = compile_ranks(options, Path(options.keep or folder).resolve(), environment)
     whole = {"script": options.script, "args": options.args, "mindspore": version,
              "cann": f"the installed CANN ({cann})" if cann else "stand-ins for CANN",
              "rank_size": options.rank_size, "ranks": ranks, "faults": report.faults(ranks)}
+    print(report.text(whole), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
-    print(report.text(whole))
     return int(bool(whole["faults"]) or not all(about["compiled"] for about in ranks))
 
 
