@@ -76,7 +76,7 @@ SOURCES = (".py", ".sh", ".md", ".txt", ".patch", ".png", ".toml", ".c")  # .jso
 COMMANDS = ("python", "python3", "bash", "make", "mpirun", "msrun")
 OTHER_COMMANDS = ("|", "&&", ";", "pip", "grep", "diff", "make", "git", "ssh", "npu-smi", "hccn_tool", "pytest")
 OWN_NAMES = {"train.py", "your_script.py", "script.py",  # names that stand for the reader's files
-             "train-cpu.py", "nccl_allgather.py"}  # and files of the tutorials that have another name here
+             "train-cpu.py", "net.py", "nccl_allgather.py"}  # and files of the tutorials that have another name here
 
 
 @dataclasses.dataclass
