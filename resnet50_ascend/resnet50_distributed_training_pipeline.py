@@ -1,10 +1,7 @@
 """ResNet-50 on CIFAR-10 as a pipeline: every group of cards holds some of the layers.
 
-Two stages on the 8 cards of a machine: cards 0-3 hold the first 8 blocks of the network, cards 4-7
-the last 8:
+Two stages on 8 cards (or CPU processes): cards 0-3 hold the first 8 blocks, cards 4-7 the last 8:
     bash run_pipeline.sh /path/cifar-10-batches-bin 8
-Without a card, compile each rank's part for Ascend, and see what it holds and sends:
-    bash run_pipeline.sh --dry-run 8
 
 A batch goes through in micro batches: while the last stage works on the first of them, the first
 stage works on others. Within a stage the cards share the images, as in data parallel. Only the last
@@ -51,8 +48,7 @@ class LossOfMicroBatch(nn.Cell):
 
     def construct(self, image, label):
         loss = self.loss(self.net(image), label)
-        # The pipeline adds up losses and gradients; Model divides the gradients: so divide only
-        # the value of the loss, not its gradient.
+        # PipelineCell adds up losses and gradients, Model divides the gradients: divide the value.
         return loss - ops.stop_gradient(loss * (1 - 1 / self.micro_batches))
 
 
