@@ -1,22 +1,17 @@
 """Batch norm over the images of all ranks: synchronise_batch_norm(net, rank_size).
 
-Plain batch norm takes mean and variance of its own rank's images. With 8 images a rank instead of
-32 they are noisier, and accuracy falls with each card that is added while the batch of all ranks
-stays the same. Here all ranks add up their sums before they normalise, so that N ranks compute what
-one rank with the whole batch would.
+Plain batch norm takes mean and variance of its own rank's images: with 8 images instead of 32 they
+are noisier, and accuracy falls. Here all ranks add up their sums before they normalise, so that N
+ranks compute what one rank with the whole batch would.
 """
 
 from mindspore import nn, ops
 
 
 class SyncBatchNorm(nn.Cell):
-    """An nn.BatchNorm2d with statistics over all ranks. It keeps the parameters of the original.
+    """The nn.BatchNorm2d local, with its parameters, and statistics over all ranks.
 
-    Args:
-        local: the nn.BatchNorm2d to replace.
-        rank_size: number of ranks; each has equally many images.
-
-    Input and output: float32 (batch, channels, height, width).
+    Input and output: float32 (batch, channels, height, width); the same batch on each rank.
     """
 
     def __init__(self, local, rank_size):
@@ -48,10 +43,7 @@ class SyncBatchNorm(nn.Cell):
 
 
 def synchronise_batch_norm(net, rank_size):
-    """Replace each nn.BatchNorm2d of a network; after init(), before the optimizer is made.
-
-    Parameters stay the same objects under the same names, so checkpoints fit with and without.
-    """
+    """Replace each nn.BatchNorm2d of a network; after init(), before the optimizer is made."""
     names = [(parameter, parameter.name) for parameter in net.get_parameters()]
     for _, parent in list(net.cells_and_names()):
         for index, (name, cell) in enumerate(parent.name_cells().items()):
@@ -59,5 +51,5 @@ def synchronise_batch_norm(net, rank_size):
                 parent[index] = SyncBatchNorm(cell, rank_size)
             elif isinstance(cell, nn.BatchNorm2d):
                 setattr(parent, name, SyncBatchNorm(cell, rank_size))
-    for parameter, name in names:  # a new home would have given the parameters new names
+    for parameter, name in names:  # as before, so that checkpoints fit with and without
         parameter.name = name
