@@ -5,6 +5,7 @@ A rank table tells HCCL which device (NPU card) of which server is which rank of
 
     python rank_table.py check rank_table_8pcs.json --size 8 --chip 910A
     python rank_table.py make --devices 0-7 --server-ip 10.155.111.140 -o server0.json
+    python rank_table.py make --devices 0,1 --addresses 192.1.27.6,192.2.27.6 --server-ip 10.155.111.140
     python rank_table.py merge server0.json server1.json -o rank_table_16pcs.json
     python rank_table.py ranks FILE             one line a rank: RANK_ID DEVICE_ID SERVER_ID
 
@@ -93,7 +94,13 @@ def command_make(arguments: argparse.Namespace) -> int:
         server_ip = find_server_ip()
         print(f"server_id {server_ip} is the address that leads outward; --server-ip sets another",
               file=sys.stderr)
-    found = find_device_ips(arguments.devices, arguments.hccn_conf, needed=arguments.chip != "910B")
+    if arguments.addresses is None:
+        found = find_device_ips(arguments.devices, arguments.hccn_conf, needed=arguments.chip != "910B")
+    elif len(arguments.addresses) != len(arguments.devices):
+        raise Refusal(f"--devices names {counted(len(arguments.devices), 'card')} and --addresses "
+                      f"{len(arguments.addresses)}; give one address a card, in the order of the cards' numbers")
+    else:
+        found = dict(zip(arguments.devices, arguments.addresses))
     cards = [(device_id, found.get(device_id)) for device_id in arguments.devices]
     return write_table([Server(str(server_ip), cards)], "table", arguments)
 
@@ -237,6 +244,16 @@ def server_ip_argument(text: str) -> Address:
     return parse_address(text)
 
 
+def addresses_argument(text: str) -> list[Address]:
+    """"192.1.27.6,192.2.27.6" to a list of addresses."""
+    addresses = [parse_address(part.strip()) for part in text.split(",")]
+    for part, address in zip(text.split(","), addresses):
+        if not is_host_address(address):
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is no address of a card; write such as "
+                                             "192.1.27.6,192.2.27.6")
+    return addresses
+
+
 def size_argument(text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks")
@@ -264,6 +281,8 @@ def build_parser() -> argparse.ArgumentParser:
                       help="cards of this server, such as 4,5,6,7 or 0-15 (default 0-7)")
     make.add_argument("--server-ip", type=server_ip_argument, metavar="IP",
                       help="server_id (default: the address that leads outward)")
+    make.add_argument("--addresses", type=addresses_argument, metavar="LIST",
+                      help="the cards' addresses instead of asking hccn_tool, such as 192.1.27.6,192.2.27.6")
     make.add_argument("--hccn-conf", default="/etc/hccn.conf", metavar="PATH",
                       help="read for cards whose address hccn_tool does not give (default /etc/hccn.conf)")
     merge = add("merge", command_merge, "write one table from those of several servers")

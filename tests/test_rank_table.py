@@ -545,6 +545,15 @@ def test_make_needs_an_address_unless_on_one_910b_server(conf, missing, state, f
     assert made(make(fake, conf, "4,5", *B)) == [("4", "192.168.0.4" if conf else None), ("5", None)]
 
 
+def test_make_takes_addresses_where_there_are_no_cards(bare):
+    done = make(bare, None, "7,4-5", "--addresses", "192.1.27.7, 192.2.27.7,fd00::1", *B)
+    assert done.returncode == 1, "IPv4 and IPv6 are not mixed"
+    addresses = ["192.1.27.7", "192.2.27.7", "192.4.27.7"]
+    assert made(make(bare, None, "7,4-5", "--addresses", ",".join(addresses))) == list(zip("457", addresses))
+    failed(make(bare, None, "4,5", "--addresses", "192.1.27.7"), "names 2 cards and --addresses 1")
+    failed(make(bare, None, "4", "--addresses", "192.1.27.07"), "'192.1.27.07' is no address of a card", code=2)
+
+
 @pytest.mark.parametrize("tool", ["#!/no/such/interpreter\n", "#!/bin/bash\nprintf 'ipaddr:\\xff\\n'\n"])
 def test_make_survives_a_broken_hccn_tool(tool, fake):
     write(Path(fake["PATH"].split(":")[0], "hccn_tool"), tool)
