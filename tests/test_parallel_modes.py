@@ -1,8 +1,9 @@
-"""The parallel modes side by side: real ranks on CPU, compiled ranks for Ascend."""
+"""The parallel modes side by side: real ranks on CPU, their Ascend plans computed there, and compiled for Ascend."""
 
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import tempfile
 
@@ -49,15 +50,18 @@ def read(*folders):
 
 
 def gathered(ranks):
-    """One set of parameters from those of all ranks: slices side by side; what is not sliced must be equal."""
+    """One set of parameters from those of all ranks: slices side by side; what several ranks hold must be equal.
+
+    With 2 slices on 4 ranks, rank 1 holds what rank 0 holds, and rank 3 what rank 2 holds.
+    """
     whole = {}
     for name, first in ranks[0].items():
-        if name in SLICED and first.shape != (512, 128):
-            whole[name] = np.concatenate([rank[name] for rank in ranks], axis=1)
-        else:
-            for number, rank in enumerate(ranks):
-                assert np.array_equal(rank[name], first), f"rank {number} has another {name} than rank 0"
-            whole[name] = first
+        slices = 128 // first.shape[1] if name in SLICED else 1
+        copies = len(ranks) // slices
+        for number, rank in enumerate(ranks):
+            other = number - number % copies
+            assert np.array_equal(rank[name], ranks[other][name]), f"rank {number} has another {name} than rank {other}"
+        whole[name] = np.concatenate([rank[name] for rank in ranks[::copies]], axis=1) if slices > 1 else first
     return whole
 
 
@@ -133,6 +137,37 @@ def test_four_ranks_of_data_parallel_train_the_network_of_one_process(one, tmp_p
     result = train(tmp_path, "data_parallel", 4, "--steps", STEPS, "--ckpt-dir", "ckpt")
     check_equal_to_one(result, tmp_path / "ckpt", 4, "(512, 128)", one)
     assert [int(first) for first in re.findall(r"samples (\d+)-\d+ of 64", result.output)] != [0] * 4
+
+
+# ------------------------------------------------------------------- the Ascend plan, computed by real ranks on CPU
+def compute(folder, one, mode, ranks, *options, shape, lesson=LESSON):
+    """Train in a mode that MindSpore's Ascend compiler plans, and compare with one process."""
+    result = train(folder, mode, ranks, "--steps", STEPS, "--ckpt-dir", "ckpt", *options, lesson=lesson)
+    assert result.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
+    saved = check_equal_to_one(result, folder / "ckpt", ranks, shape, one)
+    assert [str(rank[name].shape) for rank in saved for name in SLICED] == [shape] * 2 * ranks
+
+
+@pytest.mark.parametrize(("ranks", "options", "shape"), [
+    (2, (), "(512, 64)"), (4, (), "(512, 32)"), (4, ("--slices", 2), "(512, 64)")])
+def test_semi_auto_parallel_trains_the_network_of_one_process(ranks, options, shape, one, tmp_path):
+    compute(tmp_path, one, "semi_auto_parallel", ranks, *options, shape=shape)
+
+
+@pytest.mark.parametrize(("search_mode", "shape"), [
+    ("recursive_programming", "(512, 128)"), ("dynamic_programming", "(512, 128)"),
+    ("sharding_propagation", "(512, 64)")])
+def test_auto_parallel_trains_the_network_of_one_process(search_mode, shape, one, tmp_path):
+    compute(tmp_path, one, "auto_parallel", 2, "--search-mode", search_mode, shape=shape)
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("semi_auto_parallel", "(512, 64)"), ("auto_parallel", "(512, 128)")])
+def test_a_mean_taken_twice_is_found_in_the_numbers(mode, shape, one, tmp_path):
+    """No dry run tells it: slices, collectives and the first loss are right, gradients of whole parameters halved."""
+    lesson = jobs.planted("parallel_modes", tmp_path, "parallel_modes.py", (
+        'dataset_strategy="full_batch"', 'gradients_mean=True, dataset_strategy="full_batch"'))
+    with pytest.raises(AssertionError, match="the losses of rank 0 differ from those of one process"):
+        compute(tmp_path, one, mode, 2, shape=shape, lesson=lesson)
 
 
 # ------------------------------------------------------------------------------------ compiled for Ascend
@@ -223,7 +258,7 @@ def refused(sentence, *command, cwd):
     (["hybrid_parallel", "3"], "the weight's 128 columns cannot be cut into 3 equal slices, one a rank"),
     (["hybrid_parallel", "2", "--", "--slices", "2"], "--slices is for semi_auto_parallel"),
     (["stand_alone", "2"], "stand_alone is one process, not 2"),
-    (["semi_auto_parallel", "2"], "bash run.sh semi_auto_parallel 2 --dry-run"),
+    (["semi_auto_parallel", "4", "--", "--slices", "3"], r"the strategy \(\(1, 1\), \(1, 3\)\) does not fit"),
     (["semi_auto_parallel", "4", "--dry-run", "--", "--slices", "3"],
      r"the strategy \(\(1, 1\), \(1, 3\)\) does not fit"),
 ])
@@ -234,3 +269,13 @@ def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path
 def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
     refused("hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2",
             jobs.PYTHON, LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize("mode", ["semi_auto_parallel", "auto_parallel"])
+def test_without_dry_run_beside_it_a_planned_mode_is_refused(mode, tools, tmp_path):
+    lesson = shutil.copytree(LESSON, tmp_path / "parallel_modes")
+    if tools:
+        shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
+    refused(rf"MindSpore has no {mode} on CPU; run\.sh computes it, with the folders\s+dry_run/ and tools/ beside",
+            "bash", lesson / "run.sh", mode, 2, cwd=tmp_path)
