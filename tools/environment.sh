@@ -30,6 +30,25 @@ _find_python() {
     return 1
 }
 
+# What pip is at, for people: on a terminal one line that changes, else a line for each package of 10 MB or more.
+_show_progress() {
+    local line text
+    while IFS= read -r line; do
+        case "$line" in
+        Collecting*) text="${line%% (from *}" ;;
+        *Downloading*) text="Downloading ${line##*/}" ; text="${text/Downloading   /}" ;;
+        "Installing collected"*) text="Installing $(wc -w <<<"${line#*:}") packages, which takes a minute or two ..." ;;
+        *) continue ;;
+        esac
+        if [[ -t 2 ]]; then
+            printf '\r\033[K%4d s  %.90s' "$SECONDS" "$text" >&2
+        elif [[ "$text" == Installing* || "$text" =~ [0-9]{2}\.[0-9]\ MB|[0-9]\ GB ]]; then
+            printf '%4d s  %s\n' "$SECONDS" "$text" >&2
+        fi
+    done
+    [[ ! -t 2 ]] || echo >&2
+}
+
 _make_venv() {
     local venv="$1" python
     python="$(_find_python)"
@@ -44,8 +63,8 @@ _make_venv() {
     else
         cp requirements.txt "$venv/requirements.txt"
     fi
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$venv/requirements.txt" \
-        -r requirements-dev.txt || {
+    "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check -r "$venv/requirements.txt" \
+        -r requirements-dev.txt | _show_progress || {
         echo "pip could not install the packages; the lines above say why. Run the command again when that is mended" >&2
         return 1
     }
