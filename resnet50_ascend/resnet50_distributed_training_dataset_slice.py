@@ -7,11 +7,9 @@ Without a card, compile each rank's graph for Ascend:
     bash run_dataset_slice.sh --dry-run 8
 
 The first convolution works on the strips; the cards send each other the columns that its 7x7 window
-needs from beside. Its results, half as wide and high, are exchanged, so that from there on each
-card has whole pictures, 32 of the 256. For really large pictures give more layers the strategy.
-Each rank prints the loss of all 256 pictures. There is no test at the end.
-What makes it distributed is marked:
-    grep -n "distributed:" resnet50_distributed_training_dataset_slice.py
+needs from beside. Its results are exchanged, so that from there on each card has whole pictures, 32
+of the 256. For really large pictures give more layers the strategy. Each rank prints the loss of
+all 256 pictures. There is no test at the end.
 """
 
 import os
@@ -47,13 +45,10 @@ def check_slices(parser, args):
 def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=224, steps=None):
     """The rank_id-th strip of each picture of all ranks' batches, and their labels.
 
-    Returns:
-        A dataset of float32 (rank_size * batch_size, 3, image_size, image_size / rank_size) and
-        int32 (rank_size * batch_size,).
+    float32 (rank_size * batch_size, 3, image_size, image_size / rank_size), and int32 labels.
     """
     # distributed: every rank takes all images, in the same order, with the same random crops
     dataset = base.create_dataset(data_path, rank_size * batch_size, 0, 1, image_size, steps)
-
     # distributed: and keeps its own columns
     width = image_size // rank_size
     mine = slice(rank_id * width, (rank_id + 1) * width)
@@ -69,7 +64,6 @@ def test_train_cifar(argv=()):
     if args.check:
         print(f"needs {memory_of_a_rank(args.image_size, args.batch_size)} MB a rank on CPU")
         return
-
     rank, rank_size = base.join_ranks("semi_auto_parallel")
     dataset = create_dataset(args.data_path, args.batch_size, rank, rank_size, args.image_size,
                              args.steps)
@@ -80,7 +74,6 @@ def test_train_cifar(argv=()):
     ms.set_seed(1)
     net = resnet50(num_classes=10, blocks=args.blocks)
     net.conv1.conv2d.shard((strategy, (1, 1, 1, 1)))
-
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9)
     model = Model(net, loss_fn=SoftmaxCrossEntropyExpand(sparse=True), optimizer=optimizer)
     base.train(model, dataset, args, rank, rank_size)
