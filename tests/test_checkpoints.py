@@ -1,5 +1,6 @@
 """Jobs that are killed, or find torn or foreign files, and go on as if nothing had happened; slices cut and merged."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -423,18 +424,61 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
     assert jobs.largest_difference(whole, trained) < SAME
 
 
-@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel"])
-def test_whole_files_are_saved_and_resumed(mode, one, tmp_path):
-    """Hybrid parallel gathers its slices when it saves, and cuts them when it resumes."""
-    train(tmp_path, mode, 2, "--epochs", 2, "--ckpt-dir", "ck")
-    resumed = train(tmp_path, mode, 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume")
-    assert resumed.output.count(f"weight (512, {64 if mode == 'hybrid_parallel' else 128})") == 2
+def check_resumed(resumed, one, folder):
+    """The epochs 3 and 4 of two ranks, and what they save then, must be those of one process that never stopped."""
     expected = {step: loss for step, loss in losses_of((one / "log").read_text()).items() if step[0] > 2}
     first, second = losses_of_ranks(resumed, 2)  # in data parallel each of its own samples
     assert {step: (loss + second[step]) / 2 for step, loss in first.items()} == pytest.approx(expected, abs=SAME)
-    saved, [trained] = read(tmp_path / "ck", one / "ck")
+    saved, [trained] = read(folder, one / "ck")
     assert [rank["weight"].shape for rank in saved] == [(512, 128)] * 2
     assert jobs.largest_difference(gathered(saved), trained) < SAME
+
+
+@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel", "semi_auto_parallel"])
+def test_whole_files_are_saved_and_resumed(mode, one, tmp_path):
+    """Hybrid and semi-automatic parallel gather their slices when they save, and cut them when they resume."""
+    train(tmp_path, mode, 2, "--epochs", 2, "--ckpt-dir", "ck")
+    resumed = train(tmp_path, mode, 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume")
+    assert resumed.output.count(f"weight (512, {64 if mode == 'hybrid_parallel' else 128})") == 2
+    check_resumed(resumed, one, tmp_path / "ck")
+
+
+# ------------------------------------------------- semi-automatic parallel: the Ascend plan, computed by ranks on CPU
+def kill_and_resume(folder, lesson):
+    """Start two computed ranks, one of which is killed in its third epoch; returns what the second attempt did."""
+    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", "semi_auto_parallel", 2, "--restarts", 1, "--",
+                                     "--epochs", 4, "--ckpt-dir", "ck", cwd=folder, timeout=200))
+    assert "restart 1 of 1" in result.output
+    assert result.output.count("its Ascend plan is computed here") == 2
+    assert len(re.findall(r"^\[rank \d\] resumed after epoch 2 from", result.output, re.MULTILINE)) == 2
+    return dataclasses.replace(result, output=result.output.partition("restart 1 of 1")[2])
+
+
+@pytest.mark.parametrize("bug", [None, "a mean taken twice"])
+def test_a_killed_semi_auto_job_ends_as_one_process(bug, one, tmp_path):
+    """Rank 1 kills itself in the third epoch of the first attempt."""
+    changes = [("        loss = train_step(", "        if epoch == 3 and step == 2 and rank == 1 and not first_epoch:\n"
+                "            os.kill(os.getpid(), 9)\n        loss = train_step(")]
+    if bug:
+        changes.append(("gradients_mean=by_hand", "gradients_mean=True"))
+    lesson = jobs.planted("checkpoints", tmp_path, "train.py", *changes)
+    resumed = kill_and_resume(tmp_path, lesson)
+    if not bug:
+        check_resumed(resumed, one, tmp_path / "ck")
+        return
+    with pytest.raises(AssertionError):
+        check_resumed(resumed, one, tmp_path / "ck")
+
+
+def test_slices_of_semi_auto_parallel_are_merged_and_go_on_elsewhere(one, tmp_path):
+    train(tmp_path, "semi_auto_parallel", 2, "--epochs", 2, "--ckpt-dir", "semi", "--sliced")
+    output = tool("convert_checkpoints.py", "semi", "whole", "--strategy", "semi/rank_0/strategy.json", cwd=tmp_path)
+    assert output == "semi: epoch 2, 2 ranks, weight (512, 64)\nwhole: epoch 2, 1 ranks, weight (512, 128)\n"
+    two, [whole] = read(tmp_path / "semi", tmp_path / "whole")
+    assert same_bits([gathered(two)], [whole])
+    expected = {step: loss for step, loss in losses_of((one / "log").read_text()).items() if step[0] > 2}
+    resumed = train(tmp_path, "data_parallel", 1, "--ckpt-dir", "whole", "--resume", "--epochs", 4)
+    assert losses_of(resumed.output) == pytest.approx(expected, abs=SAME)
 
 
 @pytest.mark.parametrize("bug", [None, "nobody broadcasts"])
@@ -481,7 +525,7 @@ def refused(sentence, *command, cwd, env=None):
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["data_parallel"], "it takes MODE and N"),
     (["data_parallel", "3"], "64 samples and 128 columns cannot be shared equally by 3 ranks"),
-    (["semi_auto_parallel", "2"], "bash run.sh semi_auto_parallel 2 --dry-run"),
+    (["semi_auto_parallel", "3"], "64 samples and 128 columns cannot be shared equally by 3 ranks"),
     (["auto_parallel", "2"], "invalid choice: 'auto_parallel'"),
     (["data_parallel", "2", "--", "--load", "nowhere"], "there is no nowhere/rank_0; give the --ckpt-dir of a job"),
     (["data_parallel", "2", "--restarts", "often"], "--restarts: invalid int value: 'often'"),
@@ -491,6 +535,12 @@ def refused(sentence, *command, cwd, env=None):
 ])
 def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path):
     refused(sentence, "bash", RUN, *arguments, cwd=tmp_path)
+
+
+def test_without_dry_run_beside_it_semi_auto_parallel_is_refused(tmp_path):
+    lesson = shutil.copytree(LESSON, tmp_path / "checkpoints")
+    refused(r"MindSpore has no semi_auto_parallel on CPU; run\.sh computes it, with the folders\s+dry_run/ and tools/",
+            "bash", lesson / "run.sh", "semi_auto_parallel", 2, cwd=tmp_path)
 
 
 def test_an_earlier_run_is_not_overwritten(one, tmp_path):
