@@ -2,12 +2,11 @@
 Copy of mnist_ddp/ranks.py; tools/copies.py --fix refreshes it.
 
 In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On
-CPU, ranks find each other through one more process, the scheduler, and MS_* variables (MindSpore's
-"dynamic cluster"): join() sets these, and rank 0 starts the scheduler.
+CPU, ranks find each other by MS_* variables and one more process (MindSpore's "dynamic cluster"):
+join() sets these, and rank 0 starts that, the scheduler.
 As a program it starts ranks:            python ranks.py -n 4 train.py -- options of train.py
-The folder tools/ beside the lesson's has the launcher for that: it checks all before the start,
-shows what ranks print, names the one that fails first and ends the others. Without tools/, in a
-lesson that was copied out, they start plainly.
+tools/launch.py, in the folder beside the lesson's, does that with all checks, and names a rank that
+fails. Without tools/, in a lesson that was copied out, they start plainly.
 """
 
 import argparse
@@ -34,7 +33,6 @@ def join():
     """
     global _joined
     import mindspore as ms
-
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
@@ -52,12 +50,11 @@ def join():
     elif not {"MS_SCHED_HOST", "MS_SCHED_PORT"} <= env.keys():
         sys.exit("The ranks run on several hosts: tell them where rank 0 is with mpirun -x "
                  "MS_SCHED_HOST=<address of its host> -x MS_SCHED_PORT=<a free port there> ...")
-    env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank)
+    env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank, MS_ROLE="MS_WORKER")
     if rank == "0":
         _start_scheduler()
         if one_host:
             note.write_text(env["MS_SCHED_PORT"])
-    env["MS_ROLE"] = "MS_WORKER"
     _joined = True
     return True
 
@@ -70,7 +67,7 @@ def leave(code=0):
 
 
 def _prepare_cpu(ms):
-    """Make ranks on CPU quick and quiet; variables that are set already are left alone."""
+    """Make ranks on CPU quick and quiet, unless variables say otherwise."""
     if "avx512f" in Path("/proc/cpuinfo").read_text():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
     os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
@@ -94,7 +91,6 @@ def _prepare_cpu(ms):
 def _take_own_cores():
     """After init() (before, it would be slow): MindSpore's threads spin, so share the cores."""
     from mindspore import communication
-
     while not communication.GlobalComm.INITED:
         time.sleep(0.005)
     rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
@@ -122,7 +118,6 @@ def _start_scheduler():
 def _meet():
     """Return when all ranks are here: all connect to rank 0, which hangs up after the last."""
     import mindspore as ms
-
     rank, host = int(os.environ["MS_NODE_ID"]), os.environ["MS_SCHED_HOST"]
     with socket.create_server((host if rank == 0 else "", 0), backlog=999) as server:
         ports = [server.getsockname()[1]]
@@ -186,21 +181,6 @@ def main(argv):
           "check more, name a rank that fails and explain why", flush=True)
     os.makedirs(args.inside, exist_ok=True)
     os.chdir(args.inside)
-    processes = list(_start(args, command))
-    try:
-        while None in (codes := [process.poll() for process in processes]) and not any(codes):
-            time.sleep(0.2)
-        return next((code if code > 0 else 128 - code for code in codes if code), 0)
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        for process in processes:  # what runs on would wait for the rank that failed
-            process.terminate()
-
-
-def _start(args, command):
-    """Start mpirun, msrun, or each rank; they end when this program does."""
-    ends = {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # PR_SET_PDEATHSIG
     if args.way == "msrun":
         command = ["msrun", f"--worker_num={args.n}", f"--local_worker_num={args.n}", "--join=True",
                    f"--master_port={_free_port()}", "--log_dir=log_msrun", *command[1:]]
@@ -209,14 +189,18 @@ def _start(args, command):
                    "--output-filename", "log_output", "--merge-stderr-to-stdout",
                    *["--allow-run-as-root"] * (os.geteuid() == 0), *command]
     if args.way != "table":
-        yield subprocess.Popen(command, **ends)
-        return
+        os.execvp(command[0], command)
     os.environ.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()))
+    ranks, ends = [], {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # with us
     for rank in map(str, range(args.n)):
         Path(args.folder + rank).mkdir(exist_ok=True)
+        os.environ.update(RANK_ID=rank, DEVICE_ID=rank)
         with open(f"{args.folder}{rank}/train.log{rank}", "wb") as log:
-            yield subprocess.Popen(command, cwd=args.folder + rank, stdout=log, stderr=log, **ends,
-                                   env={**os.environ, "RANK_ID": rank, "DEVICE_ID": rank})
+            ranks.append(subprocess.Popen(command, cwd=args.folder + rank, stdout=log, stderr=log,
+                                          **ends))
+    while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+        time.sleep(0.2)
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 if __name__ == "__main__":
