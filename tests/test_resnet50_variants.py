@@ -1,15 +1,17 @@
-"""ResNet-50 as a pipeline and with sliced pictures, compiled for Ascend; with gradient accumulation, run on CPU."""
+"""ResNet-50 as a pipeline and with sliced pictures, compiled for Ascend, and that computed on CPU; accumulation."""
 
 import re
+import shutil
 
 import jobs
 import numpy as np
 import pytest
 from test_dry_run_lessons import dry_run
-from test_resnet50_ascend import check_equal_parameters, is_trained, newest, python, refused
+from test_resnet50_ascend import FAST, check_equal_parameters, is_trained, newest, python, refused
 
 LESSON = jobs.REPO / "resnet50_ascend"
 CPU = {"DEVICE_TARGET": "CPU"}
+SECOND_EPOCH = jobs.REPO / "tests" / "second_epoch.py"
 PARAMETERS = 23_528_522  # of ResNet-50 with 10 classes, in 161 tensors
 
 
@@ -86,6 +88,73 @@ def test_strips_of_all_ranks_are_the_pictures(cifar10, tmp_path):
     assert python(STRIPS, cifar10, cwd=tmp_path).count("batch") == 3
 
 
+# ------------------------------------------------------------------------- the Ascend plan, computed by two ranks
+# launcher: its options; whose batches are put together, parts of a batch for batch norm, pictures a step; logs to read
+COMPUTED = {
+    "run.sh": (("--test-images", 20), 2, 2, 16, (0, 1)),
+    "run_dataset_slice.sh": ((), 1, 2, 16, (0, 1)),
+    "run_pipeline.sh": (("--micro-batches", 2), 1, 2, 8, (1,)),  # only the last stage has the loss
+}
+
+
+def check_computed(launcher, lesson, cifar10, folder):
+    """The second epoch of two ranks must be that of one process; returns (output, what each rank saved)."""
+    options, shards, parts, batch, ranks = COMPUTED[launcher]
+    result = jobs.succeeded(jobs.run(
+        "bash", lesson / launcher, cifar10, 2, "--", "--epochs", 2, "--steps", 2, "--image-size", 32, "--batch-size", 8,
+        *jobs.SHALLOW, "--ckpt-dir", "ck", *options, cwd=folder, env=CPU, timeout=300))
+    mode = "auto_parallel" if launcher == "run.sh" else "semi_auto_parallel"
+    assert result.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
+    logs = [folder / f"device{rank}" / f"train.log{rank}" for rank in range(2)]
+    assert [f"rank {rank} of 2 on CPU, {mode}" in logs[rank].read_text() for rank in range(2)] == [True, True]
+    files = [newest(folder / "ck", rank, 1) for rank in range(2)]
+    again = jobs.succeeded(jobs.run(jobs.PYTHON, SECOND_EPOCH, cifar10, shards, parts, batch, *files, cwd=folder,
+                                    env={**FAST, "PYTHONPATH": str(LESSON)}))
+    expected = [float(loss) for loss in re.findall(r"loss is (\S+)", again.output)]
+    for rank in ranks:
+        losses = jobs.losses(logs[rank])
+        assert len(losses) == 4
+        assert np.allclose(losses[2:], expected, rtol=1e-4), f"the losses differ: {losses[2:]}, one process {expected}"
+    saved = [jobs.parameters(newest(folder / "ck", rank, 2)) for rank in range(2)]
+    with np.load(folder / "one.npz") as one:
+        names = [name for name in one.files if is_trained(name)]
+        assert len(names) > 2 * 44, "weights and momenta"
+        for name in names:
+            holding = [values[name] for values in saved if name in values]
+            assert holding, f"nobody has saved {name}"
+            for value in holding:
+                assert value.shape == one[name].shape
+                assert np.allclose(value, one[name], rtol=1e-3, atol=1e-4), f"{name} differs from that of one process"
+    return result.output, saved
+
+
+@pytest.mark.parametrize("launcher", COMPUTED)
+def test_computed_ranks_train_the_network_of_one_process(launcher, cifar10, tmp_path):
+    output, saved = check_computed(launcher, LESSON, cifar10, tmp_path)
+    if launcher == "run.sh":
+        assert re.search(r"^accuracy: \d\.\d{4} \(\d+ of 20 test images\)$", output, re.MULTILINE)
+    if launcher == "run_pipeline.sh":  # each stage has saved its layers, and no other; gradients came back to the first
+        assert "stage 0 of 2" in output
+        first, last = ({name.split(".")[0] for name in values if name.count(".")} for values in saved)
+        assert {"conv1", "layer1", "layer2"} <= first
+        assert {"layer3", "layer4", "fc"} <= last
+        assert not {"layer3", "layer4", "fc"} & first and not {"conv1", "layer1", "layer2"} & last
+        before = jobs.parameters(newest(tmp_path / "ck", 0, 1))
+        assert np.abs(saved[0]["conv1.weight"] - before["conv1.weight"]).max() > 1e-4
+
+
+@pytest.mark.parametrize(("launcher", "script", "old", "new"), [
+    ("run.sh", "resnet50_distributed_training.py", "gradients_mean=mean", "gradients_mean=True"),
+    ("run_dataset_slice.sh", "resnet50_distributed_training.py", "gradients_mean=mean", "gradients_mean=True"),
+    ("run_pipeline.sh", "resnet50_distributed_training_pipeline.py",
+     "rank % ranks_a_stage, ranks_a_stage", "rank, rank_size"),  # labels of other pictures
+])
+def test_one_process_tells_a_planted_bug(launcher, script, old, new, cifar10, tmp_path):
+    lesson = jobs.planted("resnet50_ascend", tmp_path, script, (old, new))
+    with pytest.raises(AssertionError, match="the losses differ"):
+        check_computed(launcher, lesson, cifar10, tmp_path)
+
+
 # ------------------------------------------------------------------------------------------------ accumulation
 def accumulate(lesson, cifar10, folder, micro_batches):
     """Two steps of two ranks with batches of 8; returns the parameters and all ranks' losses."""
@@ -131,9 +200,15 @@ def test_variants_refuse_what_does_not_fit(cifar10, tmp_path):
             ("dataset_slice", None, ("--image-size", 48), "--image-size 48 must be a multiple of 32")):
         command = [LESSON / f"run_{name}.sh", "--dry-run", *([dry_run_data] if dry_run_data else []), 8, "--", *options]
         assert sentence in refused(*command, cwd=tmp_path)
-    for name in ("pipeline", "dataset_slice"):
-        output = refused(LESSON / f"run_{name}.sh", cifar10, 2, cwd=tmp_path, env=CPU)
-        assert re.search(rf"MindSpore has no .* on CPU; .*: bash run_{name}.sh --dry-run 2$", output, re.MULTILINE)
     output = refused(LESSON / "run_grad_accumulation.sh", cifar10, 2, "--", "--micro-batches", 5, cwd=tmp_path, env=CPU)
     assert "--micro-batches 5 must divide --batch-size 32" in output
     assert "bash run_pipeline.sh DATA_PATH RANK_SIZE" in refused(LESSON / "run_pipeline.sh", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pipeline", "dataset_slice"])
+def test_without_dry_run_beside_it_a_variant_is_refused(name, cifar10, tmp_path):
+    for folder in ("resnet50_ascend", "rank_tables"):
+        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
+    output = refused(tmp_path / "resnet50_ascend" / f"run_{name}.sh", cifar10, 2, cwd=tmp_path, env=CPU)
+    assert re.search(rf"MindSpore has no .* on CPU; run_{name}\.sh\s+computes it, with the\s+folders", output)
+    assert "dry_run/ and tools/ beside this one" in output
