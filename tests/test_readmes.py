@@ -5,6 +5,7 @@ a page with a planted mistake.
 """
 
 import re
+import shutil
 import sys
 
 import jobs
@@ -101,6 +102,25 @@ def test_a_good_page_passes(project, tmp_path_factory):
     assert session.run() == []
     (_, shown, printed), = session.outputs
     assert readmes.fixed(shown.lines, printed)[0] == "1 image in rank 0"
+
+
+def test_what_the_pages_commands_made_is_no_part_of_the_project(project, tmp_path_factory):
+    path = write(project, PAGE.replace("`tools/copies.py`", "`device/train.log`"))
+    (project / "device").mkdir()
+    (project / "device" / "train.log").touch()
+    (project / ".gitignore").write_text("device/\n")
+    jobs.succeeded(jobs.run("git", "init", "-q", cwd=project))
+    assert not any("device" in file.parts for file in readmes.own_files(project))
+    assert readmes.check_page(path) == []
+    (project / "device" / "train.log").unlink()
+    assert readmes.check_page(path) == []
+    scratch = tmp_path_factory.mktemp("scratch")
+    readmes.Session(path, scratch, {}).run()
+    assert (scratch / "clone" / "docs" / "PAGE.md").exists()
+    assert not (scratch / "clone" / "device").exists()
+    (project / "device" / "train.log").touch()
+    shutil.rmtree(project / ".git")
+    assert any("device" in file.parts for file in readmes.own_files(project)), "without git all files count"
 
 
 @pytest.mark.parametrize(("old", "new", "problem"), [

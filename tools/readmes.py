@@ -31,8 +31,6 @@ SUBSTITUTES = [
     (r"/path/MNIST_Data", '"$MNIST"', "a small data set"),
     (r"/path/(dataset|cifar-10-batches-bin)", '"$CIFAR10"', "a small data set"),
     (r"/tmp/", "$SCRATCH/", "a folder of the run's own"),
-    (r"^msrun (?!.*--master_port)", "msrun --master_port=$((20000 + RANDOM % 10000)) ",
-     "pages are typed side by side; all would take port 8118"),
     (r"^make test$", "make --dry-run test", "this is part of make test"),
     (r"^make bench$", "make -C .. --dry-run bench", "half an hour, and PyTorch; tests/test_speed.py runs a part of it"),
     (r"pip install -r \.\./requirements-gpu\.txt",
@@ -130,6 +128,19 @@ def parse(path):
     return page
 
 
+def own_files(repo):
+    """The project's files, relative to it: not what its commands made, if git is there to tell."""
+    command = ["git", "-C", repo, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    git = subprocess.run(command, capture_output=True, text=True, check=False) if (repo / ".git").exists() else None
+    if git and git.returncode == 0:
+        files = [Path(name) for name in git.stdout.split("\0") if name]
+    else:
+        files = [file.relative_to(repo) for file in repo.rglob("*")]
+    made = {".git", "runs", "data", "__pycache__"}
+    return [file for file in files if (repo / file).is_file() and not made.intersection(file.parts)
+            and not file.parts[0].startswith(".venv")]
+
+
 def find_pages(repo=REPO):
     """All pages of the project in English, sorted."""
     files = [*repo.glob("*.md"), *repo.glob("[!.]*/*.md")]
@@ -222,14 +233,14 @@ def made_by(page):
 def check_paths(page):
     """Files that a page names in code must exist: what ends like a source, or starts with a folder of the project."""
     problems, made = [], made_by(page) | OWN_NAMES
-    every_name = {file.name for file in REPO.glob("*") if file.is_file()}
-    every_name |= {file.name for file in REPO.glob("[!.]*/*") if file.is_file()}
+    files = [file for file in own_files(REPO) if len(file.parts) <= 2]
+    every_name, folders = {file.name for file in files}, {file.parts[0] for file in files if len(file.parts) == 2}
     words = [(number, word) for number, code in [*page.codes, *commands_of(page)]
              for word in re.split(r"[\s=:;()'\"]+", code)]
     for number, word in words:
         if word in made or not re.fullmatch(r"(?:\.\./)*[\w.-]+(?:/[\w.-]+)*/?", word):
             continue
-        in_folder = (REPO / word.split("/")[0]).is_dir() and "/" in word and not word.startswith(".")
+        in_folder = word.split("/")[0] in folders and "/" in word and not word.startswith(".")
         if not in_folder and not word.endswith(SOURCES):
             continue
         found = any((base / word).exists() for base in (page.path.parent, REPO)) or word in every_name
@@ -404,7 +415,9 @@ class Session:
     def run(self):
         """Type everything; returns the problems."""
         clone = self.scratch / "clone"
-        shutil.copytree(REPO, clone, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "data", "__pycache__"))
+        for file in own_files(REPO):
+            (clone / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPO / file, clone / file)
         script, pairs, folder = ["set -o pipefail"], list(self.pairs()), None
         for number, (block, _) in enumerate(pairs):
             lines = self.typed(block)
