@@ -17,6 +17,7 @@ per_machine="${2:-8}" launcher="${3:-msrun}"
 shift "$(($# < 3 ? $# : 3))"
 [[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] ||
     { echo "slurm_job.sh: RANKS_PER_MACHINE is '$per_machine', not a number" >&2; exit 2; }
+[[ "$SLURM_JOB_ID$SLURM_JOB_NUM_NODES" != *[!0-9]* ]] || exit 2 # they go into arithmetic
 cd "${SLURM_SUBMIT_DIR:?start it with sbatch}" # Slurm runs a copy of this file, elsewhere
 machines="$(scontrol show hostnames "$SLURM_JOB_NODELIST")" # one a line
 ranks=$((per_machine * SLURM_JOB_NUM_NODES))

@@ -121,9 +121,9 @@ def write_environment(file):
     Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)))
 
 
-def die_with_parent():
+def die_with_parent(by=signal.SIGKILL):
     """However the parent ends, kill -9 included, Linux then ends this process."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
 
 
 def end_when_dead(link):
@@ -178,7 +178,10 @@ def parse(argv):
             modules.append(load(file))
     for module in modules:
         module.add_options(parser)
-    args = parser.parse_args(own)
+    args, others = parser.parse_known_args(own)
+    if others:
+        after = f"; options of {Path(args.script or 'the script').name} go after --" if others[0][0] == "-" else ""
+        parser.error(f"unrecognized arguments: {' '.join(others)}{after}")
     if not args.script and options:
         args.script, *options = options
     if args.restarts < 0 or (args.restarts and not any(word.startswith("--ckpt-dir") for word in options)):
@@ -286,6 +289,7 @@ class Job:
     def __init__(self, args):
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
+        self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
         self.stopped, (self.wake, self.written) = False, socket.socketpair()
         self.written.setblocking(False)
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
@@ -332,8 +336,9 @@ class Job:
 
     def popen(self, command, env):
         with open(self.log, "ab") as log:
-            self.started.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                 start_new_session=True))
+            self.started.append(subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM)))  # noqa: PLW1509  # safe: there is one thread
 
     def watch(self):
         """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
@@ -354,12 +359,16 @@ class Job:
                     key.fileobj.close()
                 failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
                 if failed:
+                    if "lost" in failed:  # Linux may not yet have cleared away what ended with it
+                        time.sleep(0.3)
+                    self.starter = self.started[0].poll()
                     return failed["code"], failed["rank"]
             self.warn_of_a_stall()
             codes = [process.poll() for process in self.started]
             if None not in codes:  # the last words of the ranks may still be on their way
                 over = over or time.monotonic() + (1 if any(codes) else 0.2)
                 if time.monotonic() > over:
+                    self.starter = codes[0]
                     return next((code if code > 0 else 128 - code for code in codes if code), 0), None
 
     def hear(self, link, state):
@@ -423,6 +432,15 @@ class Job:
                 time.sleep(0.02)
 
 
+def death_of_starter(args, job):
+    """What to say if not a rank but mpirun or msrun was ended by a signal, else None."""
+    if args.launcher == "table" or not job.starter or job.starter > 0:
+        return None
+    ranks = " ".join(map(str, sorted(job.ranks))) or "none yet"
+    return (f"{args.launcher} was ended by signal {-job.starter}, not by this program; the ranks that it had started "
+            f"are ended, too: {ranks}")
+
+
 def stat_of(pid):
     """What Linux says of a process of this machine: [state, parent, group, session, ...]; None if it has ended."""
     with contextlib.suppress(OSError):
@@ -447,6 +465,7 @@ def report(args, job, code, failed):
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)
     reason = next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
+    reason = reason or death_of_starter(args, job)
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
     log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")
