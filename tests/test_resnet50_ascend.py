@@ -1,4 +1,6 @@
-"""The ResNet-50 lesson for Ascend, rehearsed: its real launchers start several real CPU processes.
+"""The ResNet-50 lesson for Ascend, rehearsed: its real launchers start several real CPU processes, in data parallel.
+
+Its other modes, computed on CPU: test_resnet50_variants.py.
 
 What needs a card cannot be tested here. The checks that its launchers make on a card machine are, with stand-ins for
 npu-smi and hccn_tool on the PATH.
@@ -20,7 +22,8 @@ from test_house import blocks_of
 LESSON = jobs.REPO / "resnet50_ascend"
 RUN, CLUSTER = jobs.REPO / "run.sh", jobs.REPO / "run_cluster.sh"
 CPU = {"DEVICE_TARGET": "CPU"}
-SMALL = ("--image-size", 32, "--batch-size", 4, *jobs.SHALLOW)
+DATA_PARALLEL = ("--parallel-mode", "data_parallel")
+SMALL = ("--image-size", 32, "--batch-size", 4, *jobs.SHALLOW, *DATA_PARALLEL)
 # MindSpore's convolutions are several times slower with AVX-512; ranks.py sees to it, other scripts must.
 FAST = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
 
@@ -104,7 +107,6 @@ def check_words_and_files(folder, output):
     lines = output.splitlines()
     assert [line for line in lines if line.startswith("start training")] == [
         "start training for device 0", "start training for device 1"]
-    assert "MindSpore has no automatic parallel on CPU: going on in data parallel." in output
     assert "rank_table_2pcs.json: ok, 2 ranks on 1 server" in output, "checked on CPU, too"
     assert re.search(r"^rank 1: loss \S+ -> \S+ \(device1/train.log1\)$", output, re.MULTILINE)
     assert lines[-1] == "training success"
@@ -119,7 +121,7 @@ def check_words_and_files(folder, output):
 
 def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
     options = ("--", "--epochs", 2, "--steps", 3, "--image-size", 32, "--batch-size", 16, "--test-images", 101,
-               "--ckpt-dir", "ck pt")
+               "--ckpt-dir", "ck pt", *DATA_PARALLEL)
     result = jobs.succeeded(jobs.run("bash", RUN, cifar10, 2, *options, cwd=tmp_path, timeout=300,
                                      env={**CPU, "MY_PASSWORD": "do not log me"}))
     once = check_training(tmp_path, cifar10, result.output)
@@ -138,7 +140,8 @@ def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
 
     other = jobs.run("bash", RUN, cifar10, 2, *options, *jobs.SHALLOW, "--resume", cwd=tmp_path, env=CPU)
     assert other.code == 1
-    assert re.search(r"-2_3\.ckpt is of another network; resume with .*--blocks.* of the job that saved it", other.output)
+    assert re.search(
+        r"-2_3\.ckpt is of another network; resume with .*--blocks.* of the job that saved it", other.output)
     alone = jobs.run("bash", RUN, cifar10, 1, *options, "--resume", cwd=tmp_path, env=CPU)
     assert alone.code == 1
     assert "ck pt/ckpt_0 holds checkpoints of 2 ranks, these are 1; resume with 2, or choose another" in alone.output
@@ -188,7 +191,7 @@ def test_one_step_of_two_ranks_is_the_mean_of_one_step_on_each_shard(cifar10, tm
     losses = [float(loss) for loss in re.findall(r"loss is (\S+)", python(ONE_STEP_A_SHARD, cifar10, cwd=tmp_path))]
     shards = [jobs.parameters(tmp_path / f"shard_{shard}.ckpt") for shard in (0, 1)]
     bug = jobs.planted("resnet50_ascend", tmp_path, "resnet50_distributed_training.py",
-                       ("gradients_mean=True", "gradients_mean=False"))
+                       ("gradients_mean=mean", "gradients_mean=False"))
     with pytest.raises(AssertionError, match="the gradients are not averaged"):
         check_one_step(bug, (), cifar10, tmp_path, losses, shards)
 
