@@ -13,7 +13,8 @@ usage="bash ${0##*/} DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [-- options 
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "${0##*/}: no python on the PATH; activate the environment" >&2; exit 2; }
 
-options=(--with table --folder device --show first --check --plan --usage "$usage")
+options=(--with table --folder device --show first --check --usage "$usage")
+[[ "$SCRIPT" == *accumulation* ]] || options+=(--plan) # on CPU: its modes, computed from a plan
 if [[ "${1:-}" == --dry-run ]]; then
     options+=(--dry-run) && shift
     [[ "${2:-}" == [0-9]* ]] || set -- "" "$@" # no DATA_PATH: a stand-in
