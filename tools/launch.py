@@ -58,13 +58,11 @@ def agent(script):
     env = os.environ
     rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
     host, port, token = env.pop("RANKS_LAUNCHER").split()
-    link, out = socket.create_connection((host, int(port)), timeout=60), 1
+    link, out, log = socket.create_connection((host, int(port)), timeout=60), 1, None
     end_when_dead(link)
     if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
         log = Path(env.pop("RANKS_LOG").replace("%", rank))
         os.chdir(log.parent)
-        out = os.open(log.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        write_environment(log.name.replace("train", "env").replace(f".log{rank}", f"{rank}.log"))
     scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
     env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank}))
     child = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -72,15 +70,9 @@ def agent(script):
                              preexec_fn=die_with_parent)  # noqa: PLW1509  # safe: there is one thread
 
     def end(*by_signal):
-        for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun's daemon: it may miss mpirun's end for minutes
-            with contextlib.suppress(OSError):
-                if not by_signal and Path(f"/proc/{os.getppid()}/comm").read_text() == "orted\n":
-                    os.kill(os.getppid(), number)
-                    time.sleep(2)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(child.pid, number)
-                child.wait(2)
+        if not by_signal:
+            end_orted()
+        end_session(child)
         os._exit(143)
 
     def tell(**what):
@@ -104,7 +96,13 @@ def agent(script):
         data = os.read(child.stdout.fileno(), 1 << 20) if child.stdout in ready else b""
         if child.stdout in ready and not data:
             files.unregister(child.stdout)
-        os.write(out, data)
+        try:
+            if log and out == 1:
+                out = open_log(log.name, rank)
+            os.write(out, data)
+        except OSError as error:
+            tell(lines=[f"OSError: the log of rank {rank} cannot be written: {error.strerror}"], code=1)
+            end()
         *lines, rest = (rest + data).split(b"\n")
         lines += [rest] if ended and rest else []
         if lines:
@@ -112,6 +110,29 @@ def agent(script):
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode  # as in a shell
     tell(code=code)
     os._exit(code)
+
+
+def open_log(name, rank):
+    """Open a rank's log, such as train.log3, and write its environment beside it."""
+    write_environment(name.replace("train", "env").replace(f".log{rank}", f"{rank}.log"))
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+
+def end_orted():
+    """End mpirun's daemon of this machine, which may miss mpirun's end for minutes."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{os.getppid()}/comm").read_text() == "orted\n":
+                os.kill(os.getppid(), number)
+                time.sleep(2)
+
+
+def end_session(child):
+    """End a rank's script with all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(child.pid, number)
+            child.wait(2)
 
 
 def write_environment(file):
@@ -335,10 +356,12 @@ class Job:
                         *ranks], env)
 
     def popen(self, command, env):
+        # msrun would leave its log followers behind; it ends with its ranks, whose agents notice.
+        by = 0 if command[0] == "msrun" else signal.SIGTERM
         with open(self.log, "ab") as log:
             self.started.append(subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=lambda: die_with_parent(signal.SIGTERM)))  # noqa: PLW1509  # safe: there is one thread
+                preexec_fn=lambda: die_with_parent(by)))  # noqa: PLW1509  # safe: there is one thread
 
     def watch(self):
         """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
@@ -359,16 +382,16 @@ class Job:
                     key.fileobj.close()
                 failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
                 if failed:
-                    if "lost" in failed:  # Linux may not yet have cleared away what ended with it
+                    if self.args.launcher != "table":  # was mpirun killed? Linux may have to clear it away yet
                         time.sleep(0.3)
-                    self.starter = self.started[0].poll()
-                    return failed["code"], failed["rank"]
+                        self.starter = self.started[0].poll()
+                    return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
             self.warn_of_a_stall()
             codes = [process.poll() for process in self.started]
-            if None not in codes:  # the last words of the ranks may still be on their way
+            if None not in codes or any(codes):  # the last words of the ranks may still be on their way
                 over = over or time.monotonic() + (1 if any(codes) else 0.2)
                 if time.monotonic() > over:
-                    self.starter = codes[0]
+                    self.starter = next(filter(None, codes), 0)
                     return next((code if code > 0 else 128 - code for code in codes if code), 0), None
 
     def hear(self, link, state):
@@ -531,7 +554,7 @@ def main(argv):
         for await_others in hooks(args, "await_others"):
             await_others(args, sys.modules[__name__])
         return run(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if str(error):
             say(f"{args.name}: {error}", sys.stderr)
         return 2

@@ -1,0 +1,221 @@
+"""What a stranger's shell, disk, data or kill -9 does to the launchers: one sentence, and nothing stays behind."""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from argparse import ArgumentTypeError
+
+import jobs
+import pytest
+
+for lesson in ("mnist_ddp", "resnet50_ascend", "resnet50_gpu"):
+    sys.path.insert(0, str(jobs.REPO / lesson))
+import cifar10_files  # noqa: E402
+import mindspore.dataset as ds  # noqa: E402
+import mnist_files  # noqa: E402
+
+MNIST = jobs.REPO / "mnist_ddp"
+SHORT = ("--", "--epochs", 1, "--steps", 3)
+LAUNCHERS = sorted(file for file in jobs.REPO.glob("*/run*.sh") if file.parent.name != "tools")
+
+
+# ------------------------------------------------------------------------------------------------------ the shell
+def test_variables_of_an_earlier_job_are_named_and_not_handed_on(mnist, tmp_path):
+    stale = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "7", "MS_WORKER_NUM": "9", "MS_SCHED_HOST": "192.0.2.1",
+             "MS_SCHED_PORT": "1", "RANK_ID": "5", "RANK_SIZE": "9", "DEVICE_ID": "3", "OMPI_COMM_WORLD_RANK": "4",
+             "OMPI_COMM_WORLD_SIZE": "7", "PMIX_RANK": "4", "PMIX_NAMESPACE": "x"}
+    for launcher in ("run.sh", "run_msrun.sh"):
+        result = jobs.succeeded(jobs.run("bash", MNIST / launcher, mnist, 2, *SHORT, cwd=tmp_path, env=stale))
+        assert result.ranks() == {0: 2, 1: 2}
+        said, = re.findall(rf"^{launcher}: not handed on to the ranks, left over from an earlier job: (.*)$",
+                           result.output, re.MULTILINE)
+        assert said.split() == sorted(stale)
+
+
+def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
+    bad = "a[$(touch PWNED)]"
+    for arguments in ((bad,), (2, "--nodes", bad), (2, "--nodes", 2, "--node-rank", bad), (2, "--wait", bad),
+                      (2, "--nodes", 2, "--node-rank", 0, "--master-addr", "127.0.0.1", "--master-port", bad)):
+        result = jobs.run("bash", MNIST / "run_msrun.sh", mnist, *arguments, cwd=tmp_path)
+        assert result.code == 2
+        assert bad in result.output
+    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": bad,
+             "SLURM_JOB_ID": bad}
+    assert jobs.run("bash", jobs.REPO / "several_machines/slurm_job.sh", mnist, 2, cwd=tmp_path, env=slurm).code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_cdpath_changes_nothing(tmp_path):
+    assert len(LAUNCHERS) >= 12
+    for launcher in LAUNCHERS:
+        result = jobs.run("bash", launcher.relative_to(jobs.REPO), "-h", cwd=jobs.REPO, env={"CDPATH": ".:/tmp:/"})
+        assert result.code == 0, result.output
+        assert result.output.startswith(f"usage: bash {launcher.name} ")
+
+
+def test_where_options_of_the_script_go(mnist, tmp_path):
+    result = jobs.run("bash", MNIST / "run.sh", mnist, 2, "--lr", 1, cwd=tmp_path)
+    assert result.code == 2
+    assert "unrecognized arguments: --lr 1; options of train_ddp.py go after --" in result.output
+
+
+# ------------------------------------------------------------------------------------------------------- the data
+def said_of(check, folder):
+    """What a lesson's check says of a folder; "" if it finds nothing wrong."""
+    try:
+        check(str(folder))
+    except ArgumentTypeError as error:
+        return str(error)
+    return ""
+
+
+def images(dataset):
+    """How many images MindSpore reads; -1 if it fails."""
+    try:
+        return sum(1 for _ in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+    except RuntimeError:
+        return -1
+
+
+@pytest.mark.parametrize(("name", "read"), [
+    ("train-images-idx3-ubyte.gz", True), ("._train-images-idx3-ubyte", True), ("train-labels-idx1-ubyte (copy)", True),
+    ("train-images.idx3-ubyte", True), ("backup of train-labels-idx1-ubyte", True), ("notes.txt", False),
+    ("train-images.zip", False)])
+def test_what_mindspore_reads_beside_the_mnist_files(name, read, mnist, tmp_path):
+    folder = shutil.copytree(mnist, tmp_path / "mnist")
+    (folder / name).write_bytes(b"\x1f\x8b" * 99)
+    said = said_of(mnist_files.mnist_folder, folder)
+    assert (images(ds.MnistDataset(str(folder), usage="train")) != 4000) == read, "what the check must know"
+    assert ("MindSpore would read" in said and name in said) == read, said
+
+
+@pytest.mark.parametrize(("name", "kind", "refused"), [
+    ("._data_batch_1.bin", "junk", True), ("data_batch_1 (copy).bin", "copy", True),
+    ("old_test_batch.bin", "copy", True), ("my.bin", "folder", True), ("gone.bin", "link", True),
+    ("data_batch_1.bin.gz", "junk", False), ("data_batch_1.bin.bak", "copy", False), ("other.bin", "junk", False)])
+def test_what_mindspore_reads_beside_the_cifar10_files(name, kind, refused, cifar10, tmp_path):
+    for file in ("data_batch_1.bin", "test_batch.bin"):
+        (tmp_path / file).symlink_to(cifar10 / file)
+    place = tmp_path / name
+    {"junk": lambda: place.write_bytes(b"junk"), "copy": lambda: place.symlink_to(cifar10 / "data_batch_2.bin"),
+     "folder": place.mkdir, "link": lambda: place.symlink_to("nowhere")}[kind]()
+    said = said_of(cifar10_files.cifar10_folder, tmp_path)
+    read = [images(ds.Cifar10Dataset(str(tmp_path), usage=usage)) for usage in ("train", "test")]
+    assert (read != [10_000, 10_000]) == refused, "what the check must know"
+    assert (f"MindSpore would read {place}" in said) == refused, said
+
+
+def test_a_label_above_9_is_named(mnist, tmp_path):
+    folder = shutil.copytree(mnist, tmp_path / "mnist")
+    labels = bytearray((folder / "train-labels-idx1-ubyte").read_bytes())
+    labels[8 + 1234] = 10
+    (folder / "train-labels-idx1-ubyte").write_bytes(labels)
+    assert "train-labels-idx1-ubyte has a label above 9" in said_of(mnist_files.mnist_folder, folder)
+    content = bytearray(10_000 * 3073)
+    content[4711 * 3073] = 17
+    (tmp_path / "data_batch_1.bin").write_bytes(content)
+    assert "data_batch_1.bin: record 4711 has the label 17" in said_of(cifar10_files.cifar10_folder, tmp_path)
+
+
+def test_what_mindspore_cannot_decode_is_no_picture(tmp_path):
+    from fruits_files import no_pictures
+    from PIL import Image
+    folder = tmp_path / "Training" / "apple"
+    folder.mkdir(parents=True)
+    for name in ("good.jpg", "good.png", "bad.webp", "bad.gif"):
+        Image.new("RGB", (20, 20)).save(folder / name)
+    (folder / "sub.jpg").mkdir()
+    (folder / "gone.jpg").symlink_to("nowhere")
+    assert [file.name for file in no_pictures(tmp_path)] == ["bad.gif", "bad.webp", "gone.jpg", "sub.jpg"]
+
+
+# ------------------------------------------------------------------------------------------------- disks and links
+def test_a_log_folder_that_is_a_dangling_link(mnist, tmp_path):
+    (tmp_path / "log_output").symlink_to("/nonexistent/folder")
+    result = jobs.succeeded(jobs.run("bash", MNIST / "run.sh", mnist, 2, *SHORT, cwd=tmp_path))
+    assert "mkdir" not in result.output
+    assert re.search(r"^run.sh: the earlier log_output is now log_output\.", result.output, re.MULTILINE)
+
+
+def test_a_full_disk_under_the_ranks_folders(cifar10, tmp_path):
+    """Rank 0 cannot write its log: it is named, soon; the other, which waits for it, is ended."""
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4k tmpfs small && cd small && exec "$@"', "sh"]
+    (tmp_path / "small").mkdir()
+    if jobs.run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    result = jobs.run(*mount, "bash", jobs.REPO / "resnet50_ascend/run_cluster.sh", cifar10,
+                      jobs.REPO / "rank_tables/rank_table_2pcs.json", 2, 0, cwd=tmp_path,
+                      env={"DEVICE_TARGET": "CPU"}, timeout=40)
+    assert result.code == 1, result.output
+    assert re.search(r"(?s)rank ([01]) failed.*the log of rank \1 cannot be written: No space left", result.output)
+    assert not result.left_over
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("arguments", "env", "sentence"), [
+    ((), {"DRY_RUN_CACHE": "/dev/null"}, "set DRY_RUN_CACHE to a folder where you may write"),
+    ((), {"DRY_RUN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/dev/null"}, "set DRY_RUN_CACHE to a folder"),
+    (("--keep", "/dev/null"), {}, "--keep /dev/null: must be new or empty"),
+    (("--keep", "/dev/null/x"), {}, "must name places with room"),
+    (("--json", "/"), {}, "--json /: it is a folder"),
+    (("--json", "/dev/full"), {}, "No space left on device; --keep, --json")])
+def test_the_dry_run_where_it_cannot_write(arguments, env, sentence, tmp_path):
+    (tmp_path / "script.py").touch()
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 1, *arguments, "script.py",
+                      cwd=tmp_path, env=env)
+    assert result.code == 2, result.output
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
+def test_ctrl_c_upon_ctrl_c_in_a_dry_run(tmp_path):
+    (tmp_path / "script.py").write_text("import time\ntime.sleep(60)\n")
+    with jobs.Job(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 3, "script.py", cwd=tmp_path) as job:
+        job.wait_for("^compiling ranks 0-2")
+        while job.process.poll() is None:
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        result = job.finish()
+    assert result.code == 130
+    assert "dry_run: ended by SIGINT" in result.output
+    assert "Traceback" not in result.output
+    assert not result.left_over
+
+
+# -------------------------------------------------------------------------------------------------------- kill -9
+def started(job, program, timeout=60):
+    """The process id of a program of a job."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        for pid in jobs.marked(job.mark):
+            words = jobs.command_of(pid).split(b"\0")
+            if any(os.path.basename(word) == program.encode() for word in words[:2]) and b"--agent" not in words[:3]:
+                return pid
+        time.sleep(0.01)
+    raise AssertionError(f"no {program} runs:\n{job.output()}")
+
+
+@pytest.mark.parametrize(("launcher", "killed", "when"), [
+    ("run.sh", "mpirun", ""), ("run.sh", "mpirun", r"\[rank 1\] epoch: 0, step: 20"), ("run.sh", "launch.py", ""),
+    ("run_msrun.sh", "msrun", ""), ("run_msrun.sh", "launch.py", r"\[rank 1\] epoch: 0, step: 20")])
+def test_kill_9_of_what_starts_the_ranks(launcher, killed, when, mnist, tmp_path):
+    with jobs.Job("bash", MNIST / launcher, mnist, 2, "--", "--epochs", 500, cwd=tmp_path) as job:
+        if when:
+            job.wait_for(when)
+        os.kill(started(job, killed), signal.SIGKILL)
+        result = job.finish(60)
+        deadline = time.monotonic() + jobs.soon()
+        while jobs.marked(job.mark) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not jobs.marked(job.mark), "nothing stays, soon"
+    assert not re.search(r"line \d+:|Killed|Traceback", result.output)
+    if killed == "launch.py":
+        assert result.code == -signal.SIGKILL
+    else:
+        ranks = "0 1" if when else r"(none yet|0|1|0 1)"
+        assert result.code == 137
+        assert re.search(rf"^{launcher}: {killed} was ended by signal 9, not by this program; the ranks that it had "
+                         rf"started are ended, too: {ranks}$", result.output, re.MULTILINE)
