@@ -24,6 +24,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import draw
 import report
 import stand_ins
 
@@ -56,6 +57,7 @@ def arguments():
     parser.add_argument("--data", choices=("cifar10", "mnist"),
                         help="export DATA_PATH: a folder with a tiny stand-in data set")
     parser.add_argument("--json", metavar="FILE", help="write the whole report there as JSON")
+    parser.add_argument("--draw", metavar="FILE.svg", help="draw the plan there: slices, stages and collectives")
     parser.add_argument("--keep", metavar="DIR", help="keep each rank's output and graphs there")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -73,10 +75,13 @@ def arguments():
             parser.error(f"--{name} {getattr(options, name)}: must be above 0")
     if not Path(options.script).is_file():
         parser.error(f"{options.script}: no such script")
-    if options.json and not Path(options.json).resolve().parent.is_dir():
-        parser.error(f"--json {options.json}: its folder does not exist")
-    if options.json and Path(options.json).is_dir():
-        parser.error(f"--json {options.json}: it is a folder, a file is wanted")
+    for name, file in (("json", options.json), ("draw", options.draw)):
+        if file and not Path(file).resolve().parent.is_dir():
+            parser.error(f"--{name} {file}: its folder does not exist")
+        if file and Path(file).is_dir():
+            parser.error(f"--{name} {file}: it is a folder, a file is wanted")
+    if options.draw and not options.draw.endswith(".svg"):
+        parser.error(f"--draw {options.draw}: an SVG is drawn, so its name must end with .svg")
     keep = Path(options.keep) if options.keep and os.path.exists(options.keep) else None
     if keep and (not keep.is_dir() or any(keep.iterdir())):
         parser.error(f"--keep {options.keep}: must be new or empty")
@@ -242,7 +247,7 @@ def main():
     try:
         return dry_run(options)
     except OSError as error:
-        say(f"dry_run: {error}; --keep, --json and TMPDIR must name places with room where you may write")
+        say(f"dry_run: {error}; --keep, --json, --draw and TMPDIR must name places with room where you may write")
     except stand_ins.StandInError as error:
         say(str(error))
     return 2
@@ -277,6 +282,11 @@ def dry_run(options):
     print(report.text(whole), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(whole, indent=1) + "\n")
+    picture = options.draw and draw.draw(whole)
+    if picture:
+        Path(options.draw).write_text(picture, encoding="utf-8")
+    elif options.draw:
+        say(f"--draw {options.draw}: no rank compiled, so nothing is drawn")
     return int(bool(whole["faults"]) or not all(about["compiled"] for about in ranks))
 
 

@@ -50,7 +50,8 @@ def rank_facts(rank, rank_size, facts, log):
             "name": name, "dtype": dtype, "shape": list(full), "slice_shape": list(shape),
             "bytes": graph_ir.size(dtype, shape), "trained": name in facts["trained"],
             "own": name in facts["layerwise"],
-            "over_ranks": sliced_over(rank, layout, shape, groups) if layout else [rank]})
+            "over_ranks": sliced_over(rank, layout, shape, groups) if layout else [rank],
+            "begin": slice_begin(rank, layout, shape, groups) if layout else [0] * len(shape)})
         if layout:
             about["stage"] = rank // math.prod(layout[0])
     about["parameter_bytes"] = sum(p["bytes"] for p in about["parameters"])
@@ -114,6 +115,25 @@ def sliced_over(rank, layout, shape, groups):
         start = member // devices * devices
         over |= {start + device for device in range(devices) if place(device) == place(member - start)}
     return sorted(over)
+
+
+def slice_begin(rank, layout, shape, groups):
+    """Where in the whole parameter a rank's slice begins, for each dimension; arguments as of `sliced_over`."""
+    matrix, tensor_map, group = layout[0], layout[1], layout[5]
+    device, places = rank % math.prod(matrix), []  # places: the device's coordinates, the last axis first
+    for length in reversed(matrix):
+        device, at = divmod(device, length)
+        places.append(at)
+    begin = []
+    for entry, size in zip(tensor_map, layout[2]):
+        number = 0  # of this slice along this dimension; several axes may cut it, the outer one is named first
+        for axis in entry if isinstance(entry, (list, tuple)) else [entry]:
+            if axis >= 0:
+                number = number * matrix[len(matrix) - 1 - axis] + places[axis]
+        begin.append(number * size)
+    if list(shape) != list(layout[2]) and rank in groups.get(group, ()):  # the optimizer cuts the first dimension
+        begin[0] += sorted(groups[group]).index(rank) * shape[0]
+    return begin
 
 
 def faults(ranks):
