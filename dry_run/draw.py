@@ -17,6 +17,11 @@ BOX = 64          # the longer side of a parameter's picture
 GREY, DARK = "#bbb", "#333"
 
 
+def printable(text):
+    """A text without what XML does not allow in a file."""
+    return text and "".join(char if char.isprintable() else "?" for char in text)
+
+
 class Page:
     """An SVG that grows from top to bottom."""
 
@@ -30,9 +35,9 @@ class Page:
         names = {name.replace("_", "-"): f"{value:g}" if isinstance(value, float) else str(value)
                  for name, value in attributes.items()}
         element = ET.SubElement(self.root if under is None else under, kind, names)
-        element.text = text and "".join(char if char.isprintable() else "?" for char in text)
+        element.text = printable(text)
         if title:
-            ET.SubElement(element, "title").text = title
+            ET.SubElement(element, "title").text = printable(title)
         return element
 
     def write(self, x, y, text, size=11, anchor="start", weight="normal", room=None, fill="black"):
@@ -43,7 +48,7 @@ class Page:
         if weight != "normal":
             element.set("font-weight", weight)
         if cut != text:
-            ET.SubElement(element, "title").text = text
+            ET.SubElement(element, "title").text = printable(text)
 
     def line(self, x1, y1, x2, y2, stroke="black", width=1, **more):
         """A straight line."""
@@ -93,9 +98,10 @@ def picture(page, x, y, rank, p):
     across = next((d for d in range(1, len(shape)) if held[d] != shape[d]), 1)
     (rows, row, height), (columns, column, width) = (
         (shape[d], begin[d], held[d]) if d < len(shape) else (1, 0, 1) for d in (0, across))
-    if len(shape) == 1:  # a vector lies
+    if len(shape) == 1:  # a vector lies, and is never taller than a bar
         (rows, row, height), (columns, column, width) = (columns, column, width), (rows, row, height)
     down, right = (max(16, min(BOX, BOX * side // other)) for side, other in ((rows, columns), (columns, rows)))
+    down = 16 if len(shape) == 1 else down
     x, y = x - right / 2, y + (BOX - down) / 2
     page.add("rect", x=x, y=y, width=right, height=down, fill="white", stroke="black")
     page.add("rect", x=x + right * column / columns, y=y + down * row / rows, width=right * width / columns,
@@ -203,7 +209,9 @@ def messages(page, ranks, at):
 
 def heading(page, whole, ranks, at, column):
     """Title, legend, and the columns' names; frames of the stages are drawn by `draw` when their height is known."""
-    page.write(12, 26, " ".join([Path(whole["script"]).name, *whole["args"]]), 15, weight="bold", room=page.width - 20)
+    name = " ".join([Path(whole["script"]).name, *whole["args"]])
+    size = max(11, min(15, int((page.width - 20) / 0.6 / len(name))))
+    page.write(12, 26, name, size, weight="bold", room=page.width - 20)
     left = f"; drawn: {spell([about['rank'] for about in ranks])}" if len(ranks) < whole["rank_size"] else ""
     page.write(12, 46, f"the plan for {spell(range(whole['rank_size']))} on Ascend, from a dry run{left}")
     legend = [("filled: held by this rank", DARK, 0), ("held by other ranks", "white", 165),
