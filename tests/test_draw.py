@@ -58,8 +58,8 @@ def check_collectives(report, svg):
             expected[about["rank"], f"{c['op']} {c['reduce']}".strip(), ends].append(c["bytes"])
     lines = {title for title in titles if " x " in title}
     told = set()
-    for (_, what, ends), sizes in expected.items():
-        what = what.replace("Receive", "Send")  # a message is one arrow
+    for (_, call, ends), sizes in expected.items():
+        what = call.replace("Receive", "Send")  # a message is one arrow
         told.add(f"{what} x {len(sizes)}, {sum(sizes):,} B, {ends}{' of ' + ends[6:] if ' to ' not in ends else ''}")
         assert f"{what} × {len(sizes)}" in texts
         assert f"{sum(sizes):,} B a rank" in texts
