@@ -2,6 +2,8 @@
 
 import json
 
+import shutil
+
 import jobs
 
 DRY_RUN = jobs.REPO / "dry_run" / "dry_run.py"
@@ -63,7 +65,8 @@ def test_run_cluster_sh_compiles_the_second_server_of_the_16_card_table(tmp_path
 
 
 def test_the_launcher_says_what_is_missing_for_a_dry_run(tmp_path):
-    lesson = jobs.planted("resnet50_ascend", tmp_path, "run.sh")
-    result = jobs.run("bash", lesson / "run.sh", "--dry-run", 2, cwd=tmp_path)
+    for folder in ("resnet50_ascend", "tools"):
+        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
+    result = jobs.run("bash", tmp_path / "resnet50_ascend" / "run.sh", "--dry-run", 2, cwd=tmp_path)
     assert result.code == 2
-    assert "--dry-run needs the folder dry_run/ beside planted/" in result.output
+    assert "--dry-run needs the folder dry_run/ beside resnet50_ascend/" in result.output

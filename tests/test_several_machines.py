@@ -161,7 +161,7 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
 def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     table = write_table(tmp_path / "table.json", [("10.77.0.1", (0, 1)), ("10.77.0.2", (0, 1))])
     options = ("--", "--image-size", 32, *jobs.SHALLOW, "--batch-size", 2, "--epochs", 1, "--steps", 2,
-               "--test-images", 0, "--ckpt-dir")
+               "--test-images", 0, "--parallel-mode", "data_parallel", "--ckpt-dir")
     # A rank with more cores rounds in another way, and batches of 2 enlarge that: so ranks are not bound to cores.
     on_cpu = {"DEVICE_TARGET": "CPU", "BIND_RANKS": "no", "OMP_NUM_THREADS": "1"}
     environment = {**on_cpu, "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
