@@ -41,7 +41,7 @@ def prepare(args, launch):
 
 def compute_plan(args):
     """See to it that the ranks' script runs under compute.py, which needs mpirun."""
-    if args.launcher == "msrun" or getattr(args, "first", None) is not None:
+    if args.launcher == "msrun" or args.first is not None:
         return  # ranks that do not share an mpirun could not exchange their numbers
     if subprocess.run([sys.executable, HERE / "compute.py", "--check"], check=False).returncode:
         raise ValueError  # it has said why

@@ -119,7 +119,7 @@ def choose_port(args, launch):
 
 def await_others(args, launch, seconds=120):
     """Wait for the scheduler of the machine with rank 0; ends this program if it does not come."""
-    where = getattr(args, "scheduler", None)
+    where = args.scheduler
     if not where:
         return
     at = "{}:{}".format(*where)

@@ -44,6 +44,16 @@ def test_what_needs_tools_says_so_and_bad_data_is_one_sentence(tmp_path):
     assert result.output.count("the data folder nowhere does not exist") == 1
 
 
+def test_without_dry_run_the_launcher_checks_all_the_same(tmp_path):
+    for folder in ("resnet50_ascend", "rank_tables", "tools"):
+        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
+    result = jobs.run("bash", tmp_path / "resnet50_ascend" / "run.sh", "nowhere", 2, cwd=tmp_path,
+                      env={"DEVICE_TARGET": "CPU"})
+    assert result.code == 2
+    assert result.output.count("the data folder nowhere does not exist") == 1
+    assert "Traceback" not in result.output
+
+
 def test_alone_the_first_rank_that_fails_ends_the_others(cifar10, tmp_path):
     for folder in ("resnet50_ascend", "rank_tables"):
         shutil.copytree(jobs.REPO / folder, tmp_path / folder)

@@ -197,6 +197,7 @@ def parse(argv):
             parser.error(f"{missing.pop()} needs the folder {name.split('/')[0]}/ beside {lesson.name}/; copy it there")
         if file:
             modules.append(load(file))
+    parser.set_defaults(dry_run=False, first=None, scheduler=None)  # neighbours ask for each other's
     for module in modules:
         module.add_options(parser)
     args, others = parser.parse_known_args(own)
