@@ -139,20 +139,20 @@ class Ranks:
     def run(self, rank):
         """Compile one rank; returns what the report says of it."""
         folder = self.folder / f"rank_{rank}"
-        folder.mkdir(parents=True)
         facts_file, log_file, graphs = folder / "facts.json", folder / "log.txt", folder / "graphs"
-        graphs.mkdir()
         command = [sys.executable, str(HERE / "one_rank.py"), str(facts_file), str(graphs),
                    str(self.options.runs), self.options.script, *self.options.args]
         environment = {**self.environment, "RANK_ID": str(rank), "DEVICE_ID": str(rank % 8),
                        "MS_DEV_SAVE_GRAPHS_PATH": str(graphs)}
         begin = time.monotonic()
-        with open(log_file, "wb") as log, self.lock:
-            if self.stopped:
+        with self.lock:
+            if self.stopped:  # the folder may be on its way out
                 return None
-            # a session of its own, so that workers of the data set can be ended with it
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
+            graphs.mkdir(parents=True)
+            with open(log_file, "wb") as log:
+                # a session of its own, so that workers of the data set can be ended with it
+                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                                           stderr=subprocess.STDOUT, start_new_session=True)
             self.running.add(process)
         status, usage = self.wait(process, begin + self.options.timeout)
         with self.lock:

@@ -169,8 +169,8 @@ def main(argv):
     for option in ("--usage", "--memory", "--show", "--logs"):  # tools/launch.py needs them
         parser.add_argument(option, help=argparse.SUPPRESS)
     args, others = parser.parse_known_args(argv[:cut])
-    for option in set(others) - {"--check", "--plan"}:
-        parser.error(f"{option} needs the folder tools/ beside {HERE.name}/; copy it there")
+    if missing := [option for option in others if option not in ("--check", "--plan")]:
+        parser.error(f"{missing[0]} needs the folder tools/ beside {HERE.name}/; copy it there")
     command = [sys.executable, os.path.abspath(args.script), *argv[cut + 1:]]
     os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1", RANK_SIZE=str(args.n))
     if os.path.isdir(os.getenv("DATA_PATH", "")):

@@ -5,6 +5,7 @@ whatever process group or session they moved to, and only they are ended.
 """
 
 import dataclasses
+import contextlib
 import os
 import re
 import shutil
@@ -99,7 +100,8 @@ class Job:
 
     def __exit__(self, *_):
         for pid in marked(self.mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.log.close()
 
