@@ -7,7 +7,6 @@ or itself, each under an agent, names the one that fails first, shows the end of
 code; Ctrl-C gives 130, TERM 143. Nothing outlives it, even if it is ended by kill -9.
 """
 
-import argparse
 import collections
 import contextlib
 import ctypes
@@ -27,12 +26,9 @@ import time
 from pathlib import Path
 
 import known_errors
+import options
 
-ROOT = Path(__file__).resolve().parent.parent
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
-# What neighbour folders add, and the options that need them.
-NEIGHBOURS = {"several_machines/hosts.py": ("--hosts", "--hostfile", "--nodes"), "rank_tables/start.py": ("--table",),
-              "dry_run/start.py": ("--dry-run",)}
 
 
 def listens(address):
@@ -156,67 +152,6 @@ def end_when_dead(link):
 
 
 # ------------------------------------------------------------------------------------------ before the start
-def load(file):
-    """A Python file as a module."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def parse(argv):
-    """Read the options; args.options are the script's, behind --. Neighbours' modules (args.neighbours) add theirs."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    own, options = argv[:cut], argv[cut + 1:]
-    parser = argparse.ArgumentParser(prog="ranks.py", description="Run a script as several ranks and watch over them.")
-    parser.add_argument("--lesson", required=True, type=Path, help="the folder of the lesson")
-    parser.add_argument("script", nargs="?", help="the training script; its options come after --")
-    parser.add_argument("-n", required=True, help="number of ranks")
-    parser.add_argument("--with", "--launcher", dest="launcher", choices=("mpirun", "msrun", "table"), default="mpirun",
-                        help="what starts the ranks; table: this program, on Ascend with a rank table")
-    parser.add_argument("--logs", metavar="DIR", help="folder of the logs (log_output; log_msrun)")
-    parser.add_argument("--folder", metavar="NAME", help="rank 0 runs in NAME0/ and writes train.log0 there, and so on")
-    parser.add_argument("--check", action="store_true", help="first run the script once with --check")
-    parser.add_argument("--memory", type=int, default=500, metavar="MB", help="what a rank takes on CPU (500)")
-    parser.add_argument("--restarts", type=int, default=0, metavar="N",
-                        help="start again after a failure, up to N times, with --resume=if-saved for the script")
-    parser.add_argument("--show", choices=("all", "first"), default="all", help="whose lines to show")
-    parser.add_argument("--in", dest="inside", metavar="DIR", help="run in this new folder; train.log has all lines")
-    parser.add_argument("--plan", action="store_true", help="on CPU: compute the plan of MindSpore's Ascend compiler, "
-                        "which knows automatic, semi-automatic and pipeline parallel")
-    parser.add_argument("--background", action="store_true", help="with --in: return at once, train.pid has the PID")
-    parser.add_argument("--usage", help="what the user has typed: bash NAME ...")
-    words = next((own[place + 1] for place, word in enumerate(own[:-1]) if word == "--usage"), "").split()
-    if words:
-        parser.prog, parser.usage = Path(words[1]).name, " ".join(words)
-    lesson, modules = Path(own[own.index("--lesson") + 1]), []
-    for name, needing in NEIGHBOURS.items():
-        file = next((place for place in (ROOT / name, lesson / name) if place.is_file()), None)
-        missing = set(needing) & set(own) if not file else None
-        if missing:
-            parser.error(f"{missing.pop()} needs the folder {name.split('/')[0]}/ beside {lesson.name}/; copy it there")
-        if file:
-            modules.append(load(file))
-    parser.set_defaults(dry_run=False, first=None, scheduler=None)  # neighbours ask for each other's
-    for module in modules:
-        module.add_options(parser)
-    args, others = parser.parse_known_args(own)
-    if others:
-        after = f"; options of {Path(args.script or 'the script').name} go after --" if others[0][0] == "-" else ""
-        parser.error(f"unrecognized arguments: {' '.join(others)}{after}")
-    if not args.script and options:
-        args.script, *options = options
-    if args.restarts < 0 or (args.restarts and not any(word.startswith("--ckpt-dir") for word in options)):
-        parser.error("--restarts takes a whole number, and needs -- --ckpt-dir DIR, where the ranks save")
-    args.name, args.options, args.neighbours = parser.prog, options, modules
-    args.logs = args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output")
-    args.folder = args.folder or ("device" if args.launcher == "table" else None)
-    # What neighbours may change: where ranks find this process, more options of mpirun or msrun, a rank's machine.
-    args.address, args.command, args.place = "127.0.0.1", [], lambda rank: ""
-    args.runner = []  # what runs the script in place of Python alone
-    return args
-
-
 def hooks(args, name):
     """The functions of this name that neighbours have."""
     return [getattr(module, name) for module in args.neighbours if hasattr(module, name)]
@@ -547,7 +482,7 @@ def run(args):
 
 
 def main(argv):
-    args = parse(argv)
+    args = options.parse(argv)
     try:
         check(args)
         if args.inside:
