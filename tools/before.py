@@ -1,0 +1,115 @@
+"""What a launcher looks at before the start, beside its options: memory, /dev/shm, disks, GPUs; for tools/launch.py.
+
+look() raises ValueError with one sentence for what cannot work, and prints one for what may not.
+"""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MB = 1 << 20
+# Measured: Open MPI asks for 4.2 MB a rank, a worker process of a data set for 10 MB (pictures of 224x224, batch 8).
+SHM_OF_A_RANK, SHM_OF_A_WORKER = 5, 10  # MB
+LITTLE = 100  # MB
+
+
+@functools.cache
+def nvidia_smi(*options):
+    """What nvidia-smi prints; asked once. Empty where there is none."""
+    try:
+        return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""
+
+
+def gpus():
+    """The UUIDs of this machine's NVIDIA cards, in their order; with CUDA_VISIBLE_DEVICES, of those."""
+    listing = re.findall(r"^GPU (\d+):(?:.*UUID: ([\w-]+))?", nvidia_smi("-L"), re.MULTILINE)
+    cards = {number: uuid or number for number, uuid in listing}
+    visible = os.getenv("CUDA_VISIBLE_DEVICES")
+    if visible is None or not cards:
+        return list(cards.values())
+    names = [name.strip() for name in visible.split(",")]
+    return [cards.get(name) or next((uuid for uuid in cards.values() if name and uuid.startswith(name)), name)
+            for name in names if name not in ("", "-1")]
+
+
+def look(args, say):
+    """Look at all; args as options.parse() and check() of tools/launch.py made them."""
+    def warn(sentence):
+        say(f"{args.name}: warning: {sentence}", sys.stderr)
+
+    ranks = len(args.local)
+    if args.target == "GPU":
+        look_at_gpus(ranks, warn)
+    if args.target == "CPU":
+        look_at_memory(args, ranks)
+    look_at_shm(args, ranks, warn)
+    look_at_disks(args, warn)
+
+
+def look_at_gpus(ranks, warn):
+    cards = gpus()
+    if len(cards) < ranks:
+        raise ValueError(f"{ranks} ranks need {ranks} GPUs, {len(cards)} are visible (nvidia-smi -L, "
+                         "CUDA_VISIBLE_DEVICES); start fewer")
+    users = re.findall(r"^([\w-]+), *(\d+), *(.*?), *(\d+) *MiB", nvidia_smi(
+        "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader"), re.MULTILINE)
+    busy = [f"card {place} by process {pid} ({os.path.basename(name)}, {used} MB)"
+            for place, uuid in enumerate(cards[:ranks]) for card, pid, name, used in users if card == uuid]
+    if busy:
+        warn(f"in use already: {'; '.join(busy[:4])}{' ...' * (len(busy) > 4)}; end it, or name free cards in "
+             "CUDA_VISIBLE_DEVICES")
+
+
+def look_at_memory(args, ranks):
+    free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text()).group(1)) // 1024
+    if ranks * args.memory > free:
+        raise ValueError(f"{ranks} ranks need about {ranks * args.memory} MB of memory ({args.memory} MB each), "
+                         f"{free} MB are free; start fewer, or take smaller pictures or batches")
+
+
+def look_at_shm(args, ranks, warn, place="/dev/shm"):
+    """Is there room in /dev/shm for what mpirun's ranks, NCCL and data sets with worker processes put there?"""
+    text = Path(args.script).read_text(errors="replace")
+    workers = re.findall(r"num_parallel_workers\s*=\s*(\d+)", text) if "python_multiprocessing=True" in text else []
+    need = SHM_OF_A_WORKER * ranks * sum(map(int, workers))
+    if args.target != "CPU" or args.runner:
+        need += SHM_OF_A_RANK * ranks
+    if not need:  # ranks on CPU meet by TCP: measured, they put nothing there
+        return
+    try:
+        free = shutil.disk_usage(place).free // MB
+    except OSError as error:
+        raise ValueError(f"{place} cannot be used ({error.strerror}), and the ranks share memory there; mount it: "
+                         f"mount -t tmpfs tmpfs {place}") from None
+    if free < need:
+        warn(f"{place} has {free} MB free, {ranks} ranks need about {need} MB there; docker run --shm-size=1g, or "
+             f"mount -o remount,size=1g {place}")
+
+
+def folder_above(path):
+    """The nearest folder of a path that exists."""
+    path = Path(path).absolute()
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def look_at_disks(args, warn):
+    """Room for logs and, where the script saves, for checkpoints."""
+    given = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
+             if re.match("--ckpt-dir(=|$)", word)]
+    for what, path in (("logs", os.getcwd()), *(("checkpoints", path) for path in given if path)):
+        place = folder_above(path)
+        free = shutil.disk_usage(place).free
+        if what == "logs" and free == 0:
+            raise ValueError(f"the disk of {place} is full, and the ranks' logs go there; free some (df -h), or start "
+                             "in another folder")
+        if what == "checkpoints" and not os.access(place, os.W_OK):
+            raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
+        if free < LITTLE * MB:
+            warn(f"the disk of {place} has {free // MB} MB free, and {what} go there; free some (df -h), or name "
+                 "another folder")
