@@ -10,10 +10,11 @@ fails. Without tools/, in a lesson that was copied out, they start plainly.
 """
 
 import argparse
+import contextlib
 import ctypes
-import itertools
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -24,6 +25,27 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 _joined = False  # did join() prepare this process?
+
+
+# ----------------------------------------------------------------------------- when it is imported
+if os.environ.setdefault("GLOG_v", "3") == "3" and "mindspore" in sys.modules:  # it has read it
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
+        ms = sys.modules["mindspore"]
+        ms.log._get_logger().setLevel("ERROR")
+        core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
+        ctypes.c_int.in_dll(core, "_ZN3fLI17FLAGS_minloglevelE").value = 2  # errors, as GLOG_v=3
+
+
+def _say_once(parser, message):
+    """parser.error() for a job: one sentence, by one rank; the others wait until that ends them."""
+    rank = os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")
+    time.sleep(0 if rank == "0" else 9)
+    if "pytest" in sys.modules:
+        sys.modules["pytest"].exit(message, 2)
+    parser.exit(2, f"{parser.prog}: error: {message}\n")
+
+
+argparse.ArgumentParser.error = _say_once
 
 
 # ------------------------------------------------------------------------------------ in a script
@@ -39,7 +61,7 @@ def join():
     launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
     if ms.get_context("device_target") != "CPU":
         return launched
-    _prepare_cpu(ms)
+    _prepare_cpu()
     if not launched or ("MS_ROLE" in env and not by_mpirun):  # msrun has set all variables
         return launched
     one_host = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
@@ -66,16 +88,11 @@ def leave(code=0):
         _end_now(code)
 
 
-def _prepare_cpu(ms):
-    """Make ranks on CPU quick and quiet, unless variables say otherwise."""
+def _prepare_cpu():
+    """Make ranks on CPU quick, unless variables say otherwise."""
     if "avx512f" in Path("/proc/cpuinfo").read_text():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
     os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
-    if os.environ.setdefault("GLOG_v", "3") == "3":  # errors only; MindSpore has read it already
-        core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
-        levels = (ctypes.c_int * 64).in_dll(core, "_ZN9mindspore25g_ms_submodule_log_levelsE")
-        for module in itertools.takewhile(lambda module: levels[module] == 2, range(64)):
-            levels[module] = 3
     if os.getenv("BIND_RANKS") != "no":
         threading.Thread(target=_take_own_cores, daemon=True).start()
     show = sys.excepthook
@@ -156,51 +173,32 @@ def _free_port():  # below those that Linux gives out
 # ----------------------------------------------------------------------------------- as a program
 def main(argv):
     """Hand over to tools/launch.py, or start the ranks plainly; returns the exit code."""
-    launcher = HERE.parent / "tools" / "launch.py"
-    if launcher.is_file():
-        os.execv(sys.executable, [sys.executable, launcher, "--lesson", HERE, *argv])
-    cut = argv.index("--") if "--" in argv else len(argv)
-    parser = argparse.ArgumentParser(description="Start a script as several ranks.")
-    parser.add_argument("script", help="the training script; its options come after --")
-    parser.add_argument("-n", type=int, required=True, help="number of ranks")
-    parser.add_argument("--with", "--launcher", dest="way", choices=("mpirun", "msrun", "table"))
-    parser.add_argument("--folder", default="device", help="table: rank 0 runs in FOLDER0/")
-    parser.add_argument("--in", dest="inside", default=".", help="run in this folder")
-    for option in ("--usage", "--memory", "--show", "--logs"):  # tools/launch.py needs them
-        parser.add_argument(option, help=argparse.SUPPRESS)
-    args, others = parser.parse_known_args(argv[:cut])
-    if missing := [option for option in others if option not in ("--check", "--plan")]:
-        parser.error(f"{missing[0]} needs the folder tools/ beside {HERE.name}/; copy it there")
-    command = [sys.executable, os.path.abspath(args.script), *argv[cut + 1:]]
-    os.environ.update(LAUNCH_DIR=os.getcwd(), PYTHONUNBUFFERED="1", RANK_SIZE=str(args.n))
-    if os.path.isdir(os.getenv("DATA_PATH", "")):
-        os.environ["DATA_PATH"] = os.path.abspath(os.environ["DATA_PATH"])  # ranks change folders
-    if "--check" in others and subprocess.run([*command, "--check"], check=False).returncode:
+    tools = HERE.parent / "tools" / "launch.py"
+    if tools.is_file():
+        os.execv(sys.executable, [sys.executable, tools, "--lesson", HERE, *argv])
+    given = argv[:argv.index("--")] if "--" in argv else argv
+    script = next(place for place, word in enumerate(given) if word.endswith(".py"))
+    size, command = given[given.index("-n") + 1], [given[script], *argv[len(given) + 1:]]
+    needing = [word for word in given[:script]
+               if re.fullmatch("--(hosts|hostfile|table|dry-run)", word)]
+    needing += sorted({*given[script + 1:]} - {"--launcher", "mpirun", "msrun"})
+    if needing or not size.isdecimal():
+        print(f"{needing[0]} needs the folder tools/ beside {HERE.name}/; copy it there" if needing
+              else f"the number of ranks must be a whole number, not '{size}'", file=sys.stderr)
+        return 2
+    if "--check" in given and subprocess.run([sys.executable, *command, "--check"], check=False,
+                                             env={**os.environ, "RANK_SIZE": size}).returncode:
         return 2  # it has said why
-    print(f"starting {args.n} ranks plainly: the folder tools/, copied beside {HERE.name}/, would "
+    print(f"starting {size} ranks plainly: the folder tools/, copied beside {HERE.name}/, would "
           "check more, name a rank that fails and explain why", flush=True)
-    os.makedirs(args.inside, exist_ok=True)
-    os.chdir(args.inside)
-    if args.way == "msrun":
-        command = ["msrun", f"--worker_num={args.n}", f"--local_worker_num={args.n}", "--join=True",
-                   f"--master_port={_free_port()}", "--log_dir=log_msrun", *command[1:]]
-    elif args.way != "table":
-        command = ["mpirun", "-n", str(args.n), "--oversubscribe", "--bind-to", "none",
-                   "--output-filename", "log_output", "--merge-stderr-to-stdout",
-                   *["--allow-run-as-root"] * (os.geteuid() == 0), *command]
-    if args.way != "table":
-        os.execvp(command[0], command)
-    os.environ.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()))
-    ranks, ends = [], {"preexec_fn": lambda: ctypes.CDLL(None).prctl(1, signal.SIGTERM)}  # with us
-    for rank in map(str, range(args.n)):
-        Path(args.folder + rank).mkdir(exist_ok=True)
-        os.environ.update(RANK_ID=rank, DEVICE_ID=rank)
-        with open(f"{args.folder}{rank}/train.log{rank}", "wb") as log:
-            ranks.append(subprocess.Popen(command, cwd=args.folder + rank, stdout=log, stderr=log,
-                                          **ends))
-    while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
-        time.sleep(0.2)
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+    os.environ.pop("RANK_TABLE_FILE", None)  # mpirun and msrun need none
+    start = ["mpirun", "-n", size, "--oversubscribe", "--bind-to", "none", "--output-filename",
+             "log_output", "--merge-stderr-to-stdout",
+             *["--allow-run-as-root"] * (os.geteuid() == 0), sys.executable, "-u"]
+    if "msrun" in given or os.path.exists("/dev/davinci_manager"):  # Ascend without a rank table
+        start = ["msrun", f"--worker_num={size}", f"--local_worker_num={size}", "--join=True",
+                 f"--master_port={_free_port()}", "--log_dir=log_msrun"]
+    return os.execvp(start[0], [*start, *command])
 
 
 if __name__ == "__main__":
