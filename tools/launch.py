@@ -26,8 +26,10 @@ import time
 from pathlib import Path
 
 import before
+import binding
 import known_errors
 import options
+import stacks
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
 
@@ -60,11 +62,14 @@ def agent(script):
     if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
         log = Path(env.pop("RANKS_LOG").replace("%", rank))
         os.chdir(log.parent)
+    binding.bind(env)
     scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
-    env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank}))
+    words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # checkpoints.py speaks with the launcher
+    env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank, "RANKS_WORDS": str(theirs.fileno())}))
     child = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, start_new_session=True,
-                             preexec_fn=die_with_parent)  # noqa: PLW1509  # safe: there is one thread
+                             stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[theirs.fileno()],
+                             preexec_fn=die_and_be_seen)  # noqa: PLW1509  # safe: there is one thread
+    theirs.close()
 
     def end(*by_signal):
         if not by_signal:
@@ -82,14 +87,33 @@ def agent(script):
 
     signal.signal(signal.SIGTERM, end)
     tell(rank=int(rank), token=token, host=socket.gethostname(), pid=child.pid)
-    files, rest, ended = selectors.DefaultSelector(), b"", False
-    files.register(link, selectors.EVENT_READ)
-    files.register(child.stdout, selectors.EVENT_READ)
+    files, rest, asked, seen, look, ended = selectors.DefaultSelector(), b"", b"", b"", None, False
+    for file in (link, child.stdout, words):
+        files.register(file, selectors.EVENT_READ)
     while not ended:
         ended = child.poll() is not None  # before the last look at what it wrote
         ready = [key.fileobj for key, _ in files.select(0 if ended else 0.2)]
-        if link in ready:  # the launcher never writes, so it is gone
-            end()
+        if link in ready:
+            *requests, asked = (asked + (receive(link) or end())).split(b"\n")  # nothing: the launcher is gone
+            for request in map(json.loads, requests):
+                if "look" in request:  # where does the script stand?
+                    look = subprocess.Popen([sys.executable, stacks.__file__, str(child.pid)], stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.PIPE, preexec_fn=die_with_parent)  # noqa: PLW1509
+                    files.register(look.stdout, selectors.EVENT_READ)
+                else:
+                    with contextlib.suppress(OSError):  # the script has ended
+                        words.send(request["word"].encode())
+                    tell(told=request["word"])
+        if look and look.stdout in ready:
+            data = os.read(look.stdout.fileno(), 1 << 20)
+            seen += data
+            if not data:
+                files.unregister(look.stdout)
+                tell(seen=json.loads(seen or "null"))
+                seen, look = b"", None
+        if words in ready:
+            word = receive(words)
+            tell(word=word.decode()) if word else files.unregister(words)
         data = os.read(child.stdout.fileno(), 1 << 20) if child.stdout in ready else b""
         if child.stdout in ready and not data:
             files.unregister(child.stdout)
@@ -107,6 +131,14 @@ def agent(script):
     code = child.returncode if child.returncode >= 0 else 128 - child.returncode  # as in a shell
     tell(code=code)
     os._exit(code)
+
+
+def receive(link):
+    """What has come; nothing at the end of the connection."""
+    try:
+        return link.recv(1 << 20)
+    except OSError:
+        return b""
 
 
 def open_log(name, rank):
@@ -142,6 +174,12 @@ def write_environment(file):
 def die_with_parent(by=signal.SIGKILL):
     """However the parent ends, kill -9 included, Linux then ends this process."""
     ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
+
+
+def die_and_be_seen():
+    """The same, for a script; and its parent with all that it starts may read its memory, as py-spy must."""
+    die_with_parent()
+    ctypes.CDLL(None).prctl(0x59616D61, os.getppid(), 0, 0, 0)  # PR_SET_PTRACER
 
 
 def end_when_dead(link):
@@ -196,6 +234,7 @@ def check(args):
         check_script(args)
     if isinstance(args.show, set) and (unknown := sorted(args.show - set(range(args.n)))):
         raise ValueError(f"--show names rank {unknown[0]}, but there are ranks 0 to {args.n - 1}")
+    env.update({"BIND_RANKS": args.bind} if args.bind else {}, RANKS_LOCAL=f"{args.local[0]} {len(args.local)}")
     args.show = {args.local[0]} if args.show == "first" else args.show
     before.look(args, say)
     if args.target == "CPU":
@@ -249,6 +288,7 @@ class Job:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
+        self.asked, self.reason = None, None  # when the ranks were asked where they stand; why the job was ended
         self.log = f"{args.folder}{args.local[0]}" if args.folder else args.logs
         self.log += f"/{args.launcher}.log"
 
@@ -282,7 +322,7 @@ class Job:
         else:
             # On CPU, more ranks than cores are fine for a rehearsal.
             self.popen(["mpirun", "-n", str(args.n), *args.command, *["--allow-run-as-root"] * (os.geteuid() == 0),
-                        *["--oversubscribe", "--bind-to", "none"] * (args.target == "CPU"),
+                        "--bind-to", "none", *["--oversubscribe"] * (args.target == "CPU"),
                         *["--output-filename", f"{args.logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
                         *ranks], env)
 
@@ -317,7 +357,9 @@ class Job:
                         time.sleep(0.3)
                         self.starter = self.started[0].poll()
                     return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
-            self.warn_of_a_stall()
+            if self.stalled() and self.args.on_stall == "end":
+                self.reason = "ended because no rank gets on (--on-stall end)"
+                return options.STALLED, None
             codes = [process.poll() for process in self.started]
             if None not in codes or any(codes):  # the last words of the ranks may still be on their way
                 over = over or time.monotonic() + (1 if any(codes) else 0.2)
@@ -338,7 +380,9 @@ class Job:
                     return False
                 state["rank"] = self.ranks[message["rank"]] = {
                     **message, "link": link, "lines": collections.deque(maxlen=30), "losses": [], "accuracy": ""}
-            state["rank"].update(heard=time.monotonic(), code=message.get("code"))
+            if "lines" in message or "heard" not in state["rank"]:
+                state["rank"]["heard"] = time.monotonic()
+            state["rank"].update({"code": None, **{name: message[name] for name in message if name != "lines"}})
             for line in message.get("lines", ()):
                 self.show(state["rank"], line)
         if not data and state["rank"] and state["rank"]["code"] is None:
@@ -355,21 +399,35 @@ class Job:
         if self.args.show == "all" or rank["rank"] in self.args.show:
             say(f"{time.strftime('%T ') if self.args.timestamps else ''}[rank {rank['rank']}] {line}")
 
-    def warn_of_a_stall(self):
-        """Say so when no rank has written anything for STALL_MINUTES, and which one is quiet longest, or stopped."""
-        running = [rank for rank in self.ranks.values() if rank["code"] is None]
-        now = time.monotonic()
+    def stalled(self):
+        """When no rank has written anything for STALL_MINUTES, ask where each stands and say so; does none get on?"""
+        running, now = [rank for rank in self.ranks.values() if rank["code"] is None], time.monotonic()
+        if self.asked:
+            if any("seen" not in rank for rank in running) and now < self.asked + 60:
+                return False
+            self.asked, self.warned = None, now
+            seen = {rank["rank"]: rank.pop("seen", None) for rank in running}
+            with contextlib.suppress(OSError):
+                Path(self.log).with_name("stacks.json").write_text(json.dumps(seen, indent=1))
+            lines, works = stacks.describe(seen)
+            say("\n".join(f"{self.args.name}: {line}" for line in lines), sys.stderr)
+            return not works
         if not running or now - max(self.warned, *(rank["heard"] for rank in running)) < self.stall:
-            return
-        self.warned = now
-        silence = now - max(rank["heard"] for rank in running)
-        for rank in running:
-            rank["state"] = (stat_of(rank["pid"]) or "?")[0]
-        rank = min(running, key=lambda rank: (rank["state"] != "T", rank["heard"]))
+            return False
+        rank, self.asked = min(running, key=lambda rank: rank["heard"]), now
         since = time.strftime("%T", time.localtime(time.time() - now + rank["heard"]))
-        say(f"{self.args.name}: warning: no rank has written anything for {silence:.0f} s; quiet longest: rank "
-            f"{rank['rank']}, since {since}, process {rank['pid']} in state {rank['state']}; the last line of "
-            f"{self.log_of(rank['rank'])}: {(rank['lines'] or ['none'])[-1]}", sys.stderr)
+        say(f"{self.args.name}: warning: no rank has written anything for "
+            f"{now - max(rank['heard'] for rank in running):.0f} s; quiet longest: rank {rank['rank']}, since {since}; "
+            f"the last line of {self.log_of(rank['rank'])}: {(rank['lines'] or ['none'])[-1]}", sys.stderr)
+        for rank in running:
+            self.ask(rank, look=True)
+        return False
+
+    @staticmethod
+    def ask(rank, **what):
+        """Ask the agent of a rank for something."""
+        with contextlib.suppress(OSError):  # it has ended
+            rank["link"].sendall(json.dumps(what).encode() + b"\n")
 
     def end(self):
         """End all processes: agents end their ranks when the connection ends; launchers by signals. At most 6 s."""
@@ -419,7 +477,7 @@ def report(args, job, code, failed):
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)
     reason = next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
-    reason = reason or death_of_starter(args, job)
+    reason = reason or job.reason or death_of_starter(args, job)
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
     log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")

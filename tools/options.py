@@ -15,14 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What neighbours add: file, heading in --help, and the options that need it.
 NEIGHBOURS = {
-    "tools/hosts.py": ("several machines", ("--hosts", "--hostfile", "--nodes")),
+    "tools/machines.py": ("several machines", ("--hosts", "--hostfile", "--nodes")),
     "rank_tables/start.py": ("rank tables", ("--table",)),
     "dry_run/start.py": ("without a card", ("--dry-run",)),
 }
+STALLED = 75  # the exit code of --on-stall end
 VARIABLES = (
     ("DATA_PATH", "the folder of the data, where none is named"),
     ("DEVICE_TARGET", "Ascend, GPU or CPU (what this machine has)"),
-    ("STALL_MINUTES", "warn when no rank has written anything for so long (30)"),
+    ("STALL_MINUTES", "say where the ranks stand when none has written anything for so long (30)"),
     ("RANK_TABLE_FILE", "the rank table, for launchers that take one"),
     ("MS_SCHED_HOST, ..._PORT", "where the ranks meet (an address of this machine, a free port)"),
     ("CUDA_VISIBLE_DEVICES", "the NVIDIA cards to use (all)"),
@@ -32,6 +33,7 @@ VARIABLES = (
 EXIT_CODES = (
     ("0", "all ranks ended well"),
     ("2", "bad input: nothing was started"),
+    (str(STALLED), "no rank got on for STALL_MINUTES (--on-stall end)"),
     ("124", "--time-limit was reached"),
     ("130, 143", "ended by Ctrl-C, by TERM"),
     ("others", "that of the rank that failed first; 137 is kill -9 (128 + number of the signal)"),
@@ -86,10 +88,12 @@ def new_parser(words):
         help="start again after a failure, up to N times, with --resume=if-saved for the script (0)")
     add("--time-limit", type=duration, metavar="TIME",
         help="end the job after so long, as TERM does: minutes, or such as 1h30m; exit code 124")
+    add("--on-stall", choices=("warn", "end"), default="warn", help="when no rank writes for STALL_MINUTES, and none "
+        f"gets on: say where each stands (warn), or also end the job, with exit code {STALLED}")
     add("--show", type=ranks_shown, default="all", metavar="all|first|0,3", help="whose lines to show (all)")
     add("--timestamps", action="store_true", help="the time before each line that is shown")
     add("--report", metavar="FILE", help="write at the end, however it ends, what came of the job, as JSON")
-    add("--bind", choices=("cores", "numa", "no"), help="tie each rank to its share of the cores, or to one NUMA node "
+    add("--bind", choices=("cores", "numa", "no"), help="tie each rank to its share of the cores, or to a NUMA node "
         "(on CPU ranks take their own cores after init(); on cards: no)")
     add("--memory", type=int, default=500, metavar="MB", help="what a rank takes on CPU, to check before the start")
     add("--logs", metavar="DIR", help="folder of the logs (log_output; msrun: log_msrun)")

@@ -1,0 +1,208 @@
+"""Where ranks stand: the stacks of their scripts, taken from outside, and which rank is the odd one out.
+
+    python tools/stacks.py PID          what the agent of a rank asks, on the machine of the rank; prints JSON
+
+py-spy reads Python's stack, and MindSpore's C++ below it, from the memory of a process: the script need not help, may
+hang anywhere, and goes on afterwards. Where py-spy is missing or may not look, what /proc tells is all there is.
+"""
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+INTERVAL = 2  # seconds between two looks; a rank that works has used CPU, or moved
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
+COLLECTIVE = re.compile(r"(?i)(AllReduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
+                        r"|Receive|Send)(?:\b|_|<|V|I)")
+STARTS_SCHEDULER = ("_start_scheduler", "start_scheduler")
+
+
+# ------------------------------------------------------------------------------------ on the machine of the rank
+def look(pid):
+    """All that can be seen of a process: its state, the cores that its session keeps busy, and its stacks."""
+    state, before = state_of(pid), seconds_of(pid)
+    first = [] if state in "Tt" else threads_of(pid)
+    time.sleep(INTERVAL)
+    threads = [] if state in "Tt" else threads_of(pid)
+    problem = next((seen for seen in (first, threads) if isinstance(seen, str)), "")
+    return {"pid": pid, "state": state, "cores": (seconds_of(pid) - before) / INTERVAL, "problem": problem,
+            "threads": [] if problem else threads, "moved": not problem and first != threads,
+            "collective": "" if problem or state in "Tt" else collective_of(pid)}
+
+
+def state_of(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
+    except OSError:
+        return "?"
+
+
+def seconds_of(session):
+    """The CPU seconds that the processes of a session have used."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            stat = file.read_text().rsplit(") ", 1)[1].split()
+        except OSError:  # it has ended
+            continue
+        ticks += (int(stat[11]) + int(stat[12])) * (stat[3] == str(session))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def threads_of(pid):
+    """The stacks of all Python threads of a process and its children, or why there are none (str).
+
+    A thread is [is it the main thread of the rank?, [[function, file, line], ...]], the innermost call first.
+    """
+    tool = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.getenv('PATH')}")
+    if not tool:
+        return "py-spy is not installed (pip install py-spy)"
+    for options in (["--native"], []):  # not all processors have the first
+        try:
+            done = subprocess.run([tool, "dump", "--json", "--subprocesses", *options, "--pid", str(pid)], check=False,
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20,
+                                  preexec_fn=end_with_parent)  # noqa: PLW1509  # safe: there is one thread
+            return [[thread["os_thread_id"] == pid, [[frame["name"], frame["filename"], frame["line"]]
+                                                     for frame in thread["frames"]]]
+                    for thread in json.loads(done.stdout)]
+        except (ValueError, TypeError, subprocess.TimeoutExpired):
+            pass
+    said = done.stderr.strip().splitlines()
+    return f"py-spy: {said[-1].strip() if said else 'no answer'}"
+
+
+def end_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def collective_of(pid):
+    """The collective of MindSpore on CPU (MCCL) that any thread of a process waits in; "" if none.
+
+    It often runs in a thread that has no Python stack. What a blocked thread has on its C stack are, among other
+    numbers, the addresses to return to: the first that lies in a collective of MindSpore's library is it.
+    """
+    try:
+        maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        places = [(*(int(end, 16) for end in line[0].split("-")), line[5]) for line in maps
+                  if len(line) == 6 and line[5].endswith("/libmindspore_cluster.so")]
+        if not places:
+            return ""
+        base, symbols = places[0][0], collectives_in(places[0][2])
+        with open(f"/proc/{pid}/mem", "rb", 0) as memory:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                call = (task / "syscall").read_text().split()
+                if len(call) < 3:  # it runs
+                    continue
+                memory.seek(int(call[-2], 16))
+                stack = memory.read(4096)
+                for word, in struct.iter_unpack("=Q", stack[:len(stack) // 8 * 8]):
+                    for name, start, size in symbols if base <= word < places[-1][1] else ():
+                        if start < word - base < start + size:
+                            return name
+    except (OSError, ValueError, struct.error):
+        pass
+    return ""
+
+
+def collectives_in(library):
+    """The functions of a library that carry out a collective: (name, address, length). It is an ELF file."""
+    data = Path(library).read_bytes()
+    offset, entry, count = struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + number * entry) for number in range(count)]
+    table = next(section for section in sections if section[1] == 11)  # .dynsym
+    names, found = sections[table[6]][4], []
+    for name, _, _, _, start, size in struct.iter_unpack("<IBBHQQ", data[table[4]:table[4] + table[5]]):
+        text = data[names + name:names + name + 90] if size else b""
+        kind = re.search(rb"CollectiveOpsImpl\d+(?:Run)?(?:Ring)?(?:ReduceBroadcast)?(All[RG][a-z]+|[A-Z][a-z]+)I", text)
+        if kind:
+            found.append((kind[1].decode(), start, size))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ in the launcher
+def describe(seen):
+    """Tell where ranks stand.
+
+    Args:
+        seen: {rank: what look() gave, or None if nothing came}.
+
+    Returns:
+        (lines for the user, does any rank work?).
+    """
+    groups = {}
+    for rank, one in sorted(seen.items()):
+        groups.setdefault(standing(one), []).append(rank)
+    lines = []
+    for (doing, path, *_), ranks in groups.items():
+        several = len(ranks) > 1
+        verb = re.sub(r"^(wait|i|work|stand)s\b", lambda word: {"is": "are"}.get(word[0], word[1]), doing) \
+            if several else doing
+        lines.append(f"rank{'s' * several} {', '.join(map(str, ranks))} {verb}" + (f":  {path}" if path else ""))
+    odd = [ranks for (doing, *_), ranks in groups.items() if not doing.startswith("waits in ")]
+    if len(groups) > 1 and len(odd) != 1:  # all wait, but not at one place: the few are the odd ones
+        few = sorted(groups.values(), key=len)
+        odd = few[:1] if len(few[0]) < len(few[1]) else []
+    if len(groups) > 1 and odd:
+        several = len(odd[0]) > 1
+        lines.append(f"odd one{'s' * several} out: rank{'s' * several} {', '.join(map(str, odd[0]))}; the others wait "
+                     f"for {'them' if several else 'it'}")
+    return lines, any(works(one) for one in seen.values())
+
+
+def works(one):
+    """Does a rank get on? Waiting in a collective may keep a core busy, too; a long calculation need not move."""
+    if one is None or one["state"] in "Tt" or standing(one)[0].startswith("waits"):
+        return False
+    return one["cores"] > 0.5
+
+
+def standing(one):
+    """(what a rank does, its calls from the script on), the same for ranks that stand at the same place."""
+    if one is None:
+        return "does not answer", ""
+    if one["state"] in "Tt":
+        return f"is stopped (SIGSTOP): kill -CONT {one['pid']} lets it go on", ""
+    if not one["threads"]:
+        return f"is in state {one['state']} ({one['problem']})", ""
+    main = next((frames for is_main, frames in one["threads"] if is_main), one["threads"][0][1])
+    calls = path_of(main)
+    collective = one["collective"] or next((found[1] for name, file, _ in main
+                                            if LIBRARY.search(file) and (found := COLLECTIVE.search(name))), "")
+    elsewhere = [path_of(frames) for is_main, frames in one["threads"]
+                 if not is_main and not any(name in STARTS_SCHEDULER for name, *_ in frames)]
+    data = sorted({" > ".join(calls) for calls in elsewhere if calls and not calls[-1].startswith("ranks.py")})
+    if collective:
+        return f"waits in {collective}", " > ".join(calls)
+    if any("mindspore/dataset/engine/iterators.py" in file for _, file, _ in main):
+        return "waits for data", " > ".join(calls) + (f"; the data: {'; '.join(data)}" if data else "")
+    if one["cores"] > 0.5:
+        return f"works ({one['cores']:.1f} cores)", " > ".join(calls)
+    return f"is in {innermost(main)}", " > ".join(calls)
+
+
+def path_of(frames):
+    """The script's calls, outermost first, and what the last of them has called."""
+    own = [number for number, (_, file, _) in enumerate(frames) if not LIBRARY.search(file)]
+    calls = [f"{os.path.basename(frames[number][1])}:{frames[number][2]}"
+             + (f" {frames[number][0]}" if frames[number][0] != "<module>" else "") for number in reversed(own)]
+    if own and own[0] > 0 and not frames[own[0] - 1][0].startswith("0x"):
+        calls.append(frames[own[0] - 1][0].replace("time_sleep", "time.sleep"))
+    return calls if len(calls) < 6 else [*calls[:2], "...", *calls[-3:]]
+
+
+def innermost(frames):
+    """The script's line that is executed: line 41 of data.py."""
+    return next((f"line {line} of {os.path.basename(file)}" for _, file, line in frames if not LIBRARY.search(file)),
+                "a library")
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(int(sys.argv[1]))))
