@@ -21,7 +21,7 @@ PAIRS = {  # (a script for one process, the same for several)
 VARIATIONS = {"resnet50_distributed_training_pipeline.py", "resnet50_distributed_training_dataset_slice.py",
               "resnet50_distributed_training_grad_accumulation.py"}
 BASE, VARIATION, LAUNCHER, COLUMNS = 135, 95, 35, 100  # lines; columns
-ALL_LESSONS, ALL_BASH, ALL_COPIES, FIRST_LESSON = 5500, 600, 1800, 11  # lines; files of mnist_ddp
+ALL_LESSONS, ALL_BASH, ALL_COPIES, FIRST_LESSON = 5000, 600, 1800, 11  # lines; files of mnist_ddp
 
 
 def tracked(*patterns):

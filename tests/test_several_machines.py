@@ -20,7 +20,7 @@ import hosts  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 LESSON = jobs.REPO / "mnist_ddp"
-TOOLS = jobs.REPO / "several_machines"
+TOOLS = jobs.REPO / "tools"
 ENDLESS = ("--", "--lr", 0.001, "--epochs", 500)
 NOTICED = 30  # seconds within which both sides must have ended; with MindSpore's own settings it takes longer
 
@@ -214,9 +214,10 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
     first, second = both
     lesson = LESSON
     if "deaf" in fault:  # as when it has just sent something: then the ranks' agents alone notice
-        shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
-        jobs.planted("several_machines", tmp_path, "hosts.py", (
-            '"oob_tcp_keepalive_time": 5', '"oob_tcp_keepalive_time": 0')).rename(tmp_path / "several_machines")
+        jobs.planted("tools", tmp_path, "machines.py", (
+            '"oob_tcp_keepalive_time": 5', '"oob_tcp_keepalive_time": 0')).rename(tmp_path / "tools.planted")
+        (tmp_path / "tools").unlink()
+        (tmp_path / "tools.planted").rename(tmp_path / "tools")
         lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
     with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
@@ -246,10 +247,10 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
 
 
 def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
-    """With the options that hosts.py gives, and no rank of a lesson yet, whose agent would notice, too."""
+    """With the options that machines.py gives, and no rank of a lesson yet, whose agent would notice, too."""
     first, second = both
-    code = ("import argparse, os, sys, hosts\n"
-            "options = hosts.mpirun_options(argparse.Namespace(hosts='node2:1', hostfile=None, interface='eth0'))\n"
+    code = ("import argparse, os, sys, machines\n"
+            "options = machines.mpirun_options(argparse.Namespace(hosts='node2:1', hostfile=None, interface='eth0'))\n"
             "os.execvp('mpirun', ['mpirun', '--allow-run-as-root', *options, *sys.argv[1:]])\n")
     endless = "echo {0} runs; while sleep 0.1; do : {0}; done"
     with first.job(jobs.PYTHON, "-c", code, "bash", "-c", "exit 3", cwd=tmp_path, env={"PYTHONPATH": TOOLS}) as job:

@@ -1,4 +1,4 @@
-"""What launchers know of several machines; tools/launch.py loads this file from here.
+"""What launch.py, beside this file, knows of several machines.
 
 mpirun starts all ranks from one machine (--hosts, --hostfile); msrun is started on each machine
 (--nodes). prepare() looks before the start, blame() after a failure.
@@ -13,8 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import check_hosts  # noqa: E402  # beside this file
+import check_hosts
 
 # mpirun hands no variable to other machines by itself.
 HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|"
