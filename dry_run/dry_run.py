@@ -14,22 +14,24 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import draw
+import fork_ranks
 import report
 import stand_ins
 
 HERE = Path(__file__).resolve().parent
 LAUNCHERS = ("OMPI_", "PMIX_", "MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "MS_SCHED_", "RANK_TABLE_FILE")
+QUIET = 20   # s without a line, where a line cannot move
+CLEAR = "\r\033[K"
 MEMORY_A_RANK = 2 << 30  # what a rank is allowed for when jobs are counted; small networks take 0.6 GiB
 
 
@@ -115,83 +117,110 @@ def jobs_at_a_time(wanted, ranks):
     return max(1, min(len(os.sched_getaffinity(0)), free // MEMORY_A_RANK, ranks))
 
 
-def kill_session(process):
-    """End a rank with all that it started; it may have ended by itself."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 class Ranks:
-    """The processes of a dry run."""
+    """The processes of a dry run: fork_ranks.py, and what it forks."""
 
-    def __init__(self, options, folder, environment):
-        self.options, self.folder, self.environment = options, folder, environment
-        self.lock = threading.Lock()
-        self.running, self.stopped = set(), False
+    def __init__(self, job, environment, log):
+        self.job, self.log, self.ready = job, log, False
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "fork_ranks.py")], env=environment, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=file, start_new_session=True,
+                preexec_fn=lambda: fork_ranks.prctl(fork_ranks.PR_SET_PDEATHSIG, signal.SIGKILL))  # noqa: PLW1509
+        self.process.stdin.write(json.dumps(job).encode() + b"\n")
+        self.process.stdin.flush()
 
-    def stop(self):
-        """End all processes; no further ones start."""
-        with self.lock:
-            self.stopped = True
-            for process in self.running:
-                kill_session(process)
+    def __enter__(self):
+        return self
 
-    def run(self, rank):
-        """Compile one rank; returns what the report says of it."""
-        folder = self.folder / f"rank_{rank}"
-        facts_file, log_file, graphs = folder / "facts.json", folder / "log.txt", folder / "graphs"
-        command = [sys.executable, str(HERE / "one_rank.py"), str(facts_file), str(graphs),
-                   str(self.options.runs), self.options.script, *self.options.args]
-        environment = {**self.environment, "RANK_ID": str(rank), "DEVICE_ID": str(rank % 8),
-                       "MS_DEV_SAVE_GRAPHS_PATH": str(graphs)}
-        begin = time.monotonic()
-        with self.lock:
-            if self.stopped:  # the folder may be on its way out
-                return None
-            graphs.mkdir(parents=True)
-            with open(log_file, "wb") as log:
-                # a session of its own, so that workers of the data set can be ended with it
-                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                                           stderr=subprocess.STDOUT, start_new_session=True)
-            self.running.add(process)
-        status, usage = self.wait(process, begin + self.options.timeout)
-        with self.lock:
-            self.running.discard(process)
-        seconds = time.monotonic() - begin
-        facts = json.loads(facts_file.read_text()) if facts_file.exists() else None
-        log = log_file.read_text(errors="replace").strip()
-        about = report.rank_facts(rank, self.options.rank_size, facts, log)
+    def __exit__(self, *_):
+        """End all processes."""
+        if not self.ready:  # then it has forked none, and does not listen yet
+            self.process.kill()
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.stdout.close()
+
+    def messages(self, pause):
+        """What fork_ranks.py tells, as dicts, until its end; None whenever nothing came for a pause."""
+        data, channel = b"", self.process.stdout.fileno()
+        while True:
+            if not select.select([channel], [], [], pause)[0]:
+                yield None
+                continue
+            more = os.read(channel, 1 << 16)
+            *lines, data = (data + more).split(b"\n")
+            for message in map(json.loads, lines):
+                self.ready = True
+                if "rank" in message:
+                    yield message
+            if not more:
+                return
+
+    def facts(self, told):
+        """What the report says of a rank that has ended.
+
+        Args:
+            told: the dict that fork_ranks.py told of it.
+        """
+        rank, status = told["rank"], told["status"]
+        folder = Path(self.job["folder"]) / f"rank_{rank}"
+        file, log = folder / "facts.json", folder / "log.txt"
+        facts = json.loads(file.read_text()) if file.exists() else None
+        log = (log if log.exists() else self.log).read_text(errors="replace").strip()
+        about = report.rank_facts(rank, self.job["rank_size"], facts, log)
         if facts is None:
             if status is None:
-                how = f"not done after {self.options.timeout:g} s (--timeout)"
+                how = f"not done after {self.job['timeout']:g} s (--timeout)"
             elif os.WIFSIGNALED(status):
-                name = signal.Signals(os.WTERMSIG(status)).name
-                how = (f"ended by {name} (in PyNative mode operators run one by one, which needs CANN: use "
-                       "GRAPH_MODE or jit)")
+                number = os.WTERMSIG(status)
+                how = f"ended by {signal.Signals(number).name} (" + (
+                    "by Linux, if memory ran out: fewer at a time with --jobs)" if number == signal.SIGKILL else
+                    "in PyNative mode operators run one by one, which needs CANN: use GRAPH_MODE or jit)")
             else:
                 how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
             about["error"]["message"] = f"{how}; its last line: {log[log.rfind(chr(10)) + 1:]}"
-        return {**about, "seconds": round(seconds, 2), "peak_bytes": usage.ru_maxrss << 10}
+        return {**about, "seconds": told["seconds"], "peak_bytes": told["peak_bytes"]}
 
-    @staticmethod
-    def wait(process, deadline):
-        """Wait for a process, then end what is left of its session.
 
-        Returns:
-            (status as of os.wait4, or None when it was ended for its time; its resource usage).
-        """
-        in_time = True
-        while True:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                break
-            if in_time and time.monotonic() > deadline:
-                in_time = False
-                kill_session(process)
-            time.sleep(0.05)
-        process.returncode = status  # it has been waited for, Popen must not
-        kill_session(process)
-        return (status if in_time else None), usage
+class Progress:
+    """Tells on stderr how far a dry run is: a line a rank, and in between one that moves, on a terminal."""
+
+    def __init__(self, ranks, rank_size, jobs):
+        self.count, self.jobs, self.seconds = len(ranks), jobs, []
+        self.begin = self.said = time.monotonic()
+        self.moving = sys.stderr is not None and sys.stderr.isatty()
+        self.pause = 1 if self.moving else QUIET  # s
+        say(f"compiling {report.spell(ranks)} of {rank_size}, {jobs} at a time; a rank of a small network takes about "
+            "3 s, of ResNet-50 15 s")
+
+    def left(self):
+        """About how long the rest takes, in words; "" where that is not known."""
+        if not self.seconds:
+            return ""
+        rounds, elapsed = -(-self.count // self.jobs), time.monotonic() - self.begin
+        left = rounds * sum(self.seconds) / len(self.seconds) - elapsed
+        return f", about {left:.0f} s left" if left >= 1 and len(self.seconds) < self.count else ""
+
+    def tell(self, about):
+        """A rank has ended; `about` is what the report says of it."""
+        self.seconds.append(about["seconds"])
+        say(f"{CLEAR * self.moving}rank {about['rank']} {'compiled' if about['compiled'] else 'FAILED'} after "
+            f"{about['seconds']:.1f} s ({len(self.seconds)} of {self.count}{self.left()})")
+
+    def wait(self):
+        """Nothing has happened for a while."""
+        text = (f"{time.monotonic() - self.begin:.0f} s, {len(self.seconds)} of {self.count} ranks done"
+                f"{self.left()} ...")
+        say(f"{CLEAR}{text}", end="") if self.moving else say(text)
+
+    def end(self):
+        """No rank is left."""
+        if self.moving:
+            say(CLEAR, end="")
 
 
 def environment_of(options, root):
@@ -208,25 +237,33 @@ def environment_of(options, root):
     return environment
 
 
-def say(line):
-    """Progress."""
-    print(line, file=sys.stderr, flush=True)
+def say(line, end="\n"):
+    """Progress; when nobody reads any more, the work goes on in silence."""
+    with contextlib.suppress(OSError):
+        print(line, end=end, file=sys.stderr, flush=True)
 
 
-def compile_ranks(options, folder, environment):
+def compile_ranks(options, folder, environment, front_end):
     """Compile the ranks a few at a time; returns what the report says of each."""
     jobs = jobs_at_a_time(options.jobs, len(options.ranks))
-    say(f"compiling {report.spell(options.ranks)} of {options.rank_size}, {jobs} at a time")
-    ranks, done = Ranks(options, folder, environment), []
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            for future in as_completed([pool.submit(ranks.run, rank) for rank in options.ranks]):
-                about = future.result()
-                done.append(about)
-                say(f"rank {about['rank']} {'compiled' if about['compiled'] else 'FAILED'} after "
-                    f"{about['seconds']:.1f} s ({len(done)} of {len(options.ranks)})")
-        finally:
-            ranks.stop()
+    folder.mkdir(parents=True, exist_ok=True)
+    job = {"ranks": options.ranks, "rank_size": options.rank_size, "jobs": jobs, "timeout": options.timeout,
+           "folder": str(folder), "runs": options.runs, "script": options.script, "args": options.args,
+           "front_end": front_end}
+    done = []
+    with Ranks(job, environment, folder / "start.txt") as ranks:
+        progress = Progress(options.ranks, options.rank_size, jobs)
+        for told in ranks.messages(progress.pause):
+            if told:
+                done.append(ranks.facts(told))
+                progress.tell(done[-1])
+            else:
+                progress.wait()
+        progress.end()
+        lost = set(options.ranks) - {about["rank"] for about in done}
+        code = ranks.process.wait()  # as of Popen; facts() wants it as of os.wait4
+        done += [ranks.facts({"rank": rank, "status": -code if code < 0 else code << 8, "seconds": 0, "peak_bytes": 0})
+                 for rank in lost]
     return sorted(done, key=lambda about: about["rank"])
 
 
@@ -256,11 +293,7 @@ def main():
 def find_stand_ins(package, version):
     """The folder of the stand-ins; built if there are none yet."""
     begin = time.monotonic()
-    try:
-        root, built = stand_ins.build(package, version)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
-        raise stand_ins.StandInError(f"dry_run: stand-ins for CANN cannot be kept: {error}; set DRY_RUN_CACHE to a "
-                                     "folder where you may write") from None
+    root, built = stand_ins.build(package, version)
     say(f"stand-ins for CANN: {root}" + (f", built in {time.monotonic() - begin:.1f} s" if built else ""))
     return root
 
@@ -275,7 +308,8 @@ def dry_run(options):
         if options.data:
             stand_in_data(options.data, Path(folder) / options.data)
             environment["DATA_PATH"] = str(Path(folder) / options.data)
-        ranks = compile_ranks(options, Path(options.keep or folder).resolve(), environment)
+        # with CANN the rest of the compiler runs, too
+        ranks = compile_ranks(options, Path(options.keep or folder).resolve(), environment, front_end=not cann)
     whole = {"script": options.script, "args": options.args, "mindspore": version,
              "cann": f"the installed CANN ({cann})" if cann else "stand-ins for CANN",
              "rank_size": options.rank_size, "ranks": ranks, "faults": report.faults(ranks)}

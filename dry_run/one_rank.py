@@ -1,10 +1,10 @@
 """Run one rank of a dry run: a training script, unmodified, in MindSpore's simulation.
 
-Started by dry_run.py as `one_rank.py FACTS GRAPHS RUNS SCRIPT [args ...]`. The script compiles its graphs as
-it would on an Ascend card. Running a graph is replaced by returning zeros of the shapes the graph promises,
-and the process ends when a graph is about to run for the (RUNS + 1)th time: by then one step has been
-compiled whole, however many graphs it is made of. What was seen goes to the file FACTS as JSON, the graphs to
-the folder GRAPHS.
+fork_ranks.py calls `run` in a process of its own. The script compiles its graphs as it would on an Ascend card.
+Running a graph is replaced by returning zeros of the shapes the graph promises, and the process ends when a graph is
+about to run for the (runs + 1)th time: by then one step has been compiled whole, however many graphs it is made of.
+Nothing is computed, so no data is read ahead, either: of each data set only the shapes and types are asked for, by
+one sample. What was seen goes to a file as JSON, the graphs to a folder.
 """
 import ctypes
 import gc
@@ -14,23 +14,26 @@ import runpy
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import graph_ir
 import mindspore as ms
 import numpy as np
 from mindspore import _c_expression
+from mindspore.communication import GlobalComm
+from mindspore.dataset.engine import datasets
+from mindspore.experimental.optim import Optimizer as NewOptimizer
+from mindspore.nn import Optimizer
 
-FACTS, GRAPHS, RUNS = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
+OWN = (__file__, str(Path(__file__).with_name("fork_ranks.py")), "<string>")
+FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that is read, comes nothing more to report
 
 
 def finish():
     """Write the facts and end at once: MindSpore's own end would wait for devices."""
-    from mindspore.communication import GlobalComm
-    from mindspore.experimental.optim import Optimizer as NewOptimizer
-    from mindspore.nn import Optimizer
     kinds = (Optimizer, NewOptimizer)
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
@@ -38,7 +41,7 @@ def finish():
                for parameter in cell.parameters]
     facts["trained"] = sorted({parameter.name for parameter in trained})
     facts["layerwise"] = sorted({parameter.name for parameter in trained if parameter.layerwise_parallel})
-    Path(FACTS).write_text(json.dumps(facts))
+    job.file.write_text(json.dumps(facts))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if facts["error"] else 0)
@@ -59,7 +62,7 @@ def zeros(tree):
 def run_graph(phase):
     """Stand in for one run of a graph."""
     runs[phase] = runs.get(phase, 0) + 1
-    if runs[phase] > RUNS:
+    if runs[phase] > job.runs:
         finish()
     return zeros(outputs.get(phase, ()))
 
@@ -69,9 +72,14 @@ def watch(executor):
     compile_graph = executor.compile
 
     def compile_and_note(self, obj, args, kwargs, phase, *rest):
-        before = set(GRAPHS.rglob("*_validate_*.ir"))
-        done = compile_graph(self, obj, args, kwargs, phase, *rest)
-        for path in sorted(set(GRAPHS.rglob("*_validate_*.ir")) - before):
+        before = set(job.graphs.rglob("*_validate_*.ir"))
+        os.environ.update(FRONT_END if job.front_end else {})
+        try:
+            done = compile_graph(self, obj, args, kwargs, phase, *rest)
+        finally:
+            for name in FRONT_END if job.front_end else ():
+                del os.environ[name]
+        for path in sorted(set(job.graphs.rglob("*_validate_*.ir")) - before):
             facts["graphs"].append(str(path))
             outputs[phase] = graph_ir.parse(path.read_text()).output
         if hasattr(self, "get_parameter_layout"):
@@ -114,7 +122,7 @@ def user_frame(error):
         return error.filename, error.lineno, (error.text or "").strip()
     library = os.path.dirname(os.__file__)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        mine = frame.filename in (__file__, "<string>") or frame.filename.startswith("<frozen")
+        mine = frame.filename in OWN or frame.filename.startswith("<frozen")
         if not mine and "-packages/" not in frame.filename and not frame.filename.startswith(library):
             return frame.filename, frame.lineno, frame.line
     return "", 0, ""
@@ -133,9 +141,38 @@ def describe(error):
             "line": line, "code": code}
 
 
-def main():
-    """Run the script as `python SCRIPT args ...` would."""
-    script = sys.argv[4]
+def feed_nothing():
+    """With data sink a pipeline would fill a queue that nobody empties, and a thread wait for it without rest."""
+    transfer = datasets.TransferDataset
+
+    def wanted(node):
+        return getattr(node, "offload", None) or any(map(wanted, node.children))
+
+    def offload_model(self):  # the operators of a pipeline that become part of the graph
+        if not (wanted(self) or ms.dataset.config.get_auto_offload()):
+            return SimpleNamespace(transform_list=[])
+        return datasets._ToDevice(self, 1).get_offload_model(self.column_name)
+
+    transfer.send = lambda self, num_epochs=-1: None
+    transfer.get_offload_model = offload_model
+    transfer.get_data_info = lambda self: (self.children[0].output_types(), self.children[0].output_shapes())
+    transfer.get_send_info = lambda self: []
+    transfer.get_mbuf_queue_size = lambda self: 0
+    ms.dataset.config.set_prefetch_size(1)
+    ms.dataset.config.set_num_parallel_workers(1)
+
+
+def run(file, graphs, options):
+    """Run a script as `python SCRIPT args ...` would, and end this process.
+
+    Args:
+        file: the Path for what was seen.
+        graphs: the Path where MindSpore saves its graphs.
+        options: dict of `script`, `args`, `runs`, and `front_end`: is that all of the compiler that can run here?
+    """
+    global job
+    job = SimpleNamespace(file=file, graphs=graphs, runs=options["runs"], front_end=options["front_end"])
+    np.random.seed()  # the ranks' processes begin as copies of one
     if facts["device"] != "Ascend":  # MindSpore's choice when it can load the plugin
         try:
             ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "plugin" / "libmindspore_ascend.so.2"))
@@ -147,9 +184,12 @@ def main():
             watch(getattr(_c_expression, name))
     watch_functions(_c_expression.PyNativeExecutor_)
     note_groups(_c_expression.CollectiveManager)
-    sys.argv = sys.argv[4:]
+    feed_nothing()
+    script = options["script"]
+    sys.argv = [script, *options["args"]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    del sys.modules["graph_ir"]  # the script may have a module of this name
+    for name in ("graph_ir", "one_rank"):
+        del sys.modules[name]  # the script may have modules of these names
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
@@ -161,7 +201,3 @@ def main():
         traceback.print_exc()
         facts["error"] = describe(error)
     finish()
-
-
-if __name__ == "__main__":
-    main()

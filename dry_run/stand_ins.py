@@ -156,8 +156,18 @@ def build(package, version):
 
     Returns:
         (folder, built): where they are, and whether they had to be built now.
+
+    Raises:
+        StandInError: they cannot be built or kept.
     """
-    package = Path(package)
+    try:
+        return _build(Path(package), version)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+        raise StandInError(f"dry_run: stand-ins for CANN cannot be kept: {error}; set DRY_RUN_CACHE to a folder where "
+                           "you may write") from None
+
+
+def _build(package, version):
     stamp = f"{SOURCE.read_text()} {Path(__file__).read_text()} {package}"
     name = f"mindspore-{version}-{platform.machine()}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     root = cache_folder() / name

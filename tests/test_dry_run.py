@@ -2,12 +2,15 @@
 import copy
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import jobs
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -256,6 +259,60 @@ def test_a_stopped_dry_run_leaves_no_process(cache, tmp_path):
         process.kill()
         if pid.exists() and alive(int(pid.read_text())):
             os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("victim", ["dry_run.py", "fork_ranks.py"])
+def test_kill_9_leaves_no_process(cache, tmp_path, victim):
+    with jobs.Job(*COMMAND, "--rank-size", 1, SCRIPTS / "never_ends.py", tmp_path / "pid", cwd=tmp_path,
+                  env={"DRY_RUN_CACHE": str(cache), "TMPDIR": str(tmp_path)}) as job:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(next(pid for pid in jobs.marked(job.mark) if victim.encode() in jobs.command_of(pid)
+                     and jobs.parent_of(pid) in (os.getpid(), job.process.pid)), signal.SIGKILL)
+        result = job.finish()
+    assert not result.left_over
+    assert "Traceback" not in result.output
+    if victim == "fork_ranks.py":
+        assert result.code == 1
+        assert "Rank 0 FAILED" in result.output and "ended by SIGKILL" in result.output
+
+
+def test_data_of_a_sink_is_not_read_ahead(dry_run, tmp_path):
+    """Only one batch, for its shapes and types; the queue that nobody empties stays empty, and no thread spins."""
+    code, out, err, found = dry_run(2, "1", "sink.py", options=("--keep", str(tmp_path / "kept")))
+    assert code == 0, out + err
+    assert total(found["ranks"][0], "AllReduce") == found["ranks"][0]["trained_bytes"] == 4 * (16 * 10 + 10)
+    log = (tmp_path / "kept" / "rank_1" / "log.txt").read_text()
+    samples, seconds = re.search(r"read (\d+) samples, worked ([\d.]+) s of 1", log).groups()
+    assert 4 <= int(samples) <= 16 and float(seconds) < 0.2
+    assert "queue 0" in log and "epoch: 1 step: 64, loss is 0.0" in log
+
+
+def test_how_long_it_will_take(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+    progress = command.Progress(list(range(8)), 8, 2)
+    now[0] = 120
+    progress.wait()
+    progress.tell({"rank": 1, "compiled": True, "seconds": 20.0})  # the first of four rounds
+    now[0] = 140
+    for rank in range(7):
+        progress.tell({"rank": rank, "compiled": rank != 5, "seconds": 20.0})
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("compiling ranks 0-7 of 8, 2 at a time; a rank of a small network takes about 3 s")
+    assert said[1] == "20 s, 0 of 8 ranks done ..."
+    assert said[2] == "rank 1 compiled after 20.0 s (1 of 8, about 60 s left)"
+    assert said[-2] == "rank 5 FAILED after 20.0 s (7 of 8, about 40 s left)"
+    assert said[-1] == "rank 6 compiled after 20.0 s (8 of 8)"
+
+
+def test_a_terminal_has_a_line_that_moves(tmp_path):
+    (tmp_path / "script.py").write_text("import time\ntime.sleep(2)\n")
+    if not shutil.which("script"):
+        pytest.skip("no program `script`, which gives a command a terminal")
+    done = jobs.run("script", "-qec", " ".join([*COMMAND, "--rank-size", "1", "script.py"]), "/dev/null", cwd=tmp_path)
+    assert re.search(r"\s\x1b\[K\d+ s, 0 of 1 ranks done \.\.\.\s\x1b\[K", done.output)
 
 
 def test_an_installed_cann_is_used(dry_run, cache):

@@ -171,6 +171,14 @@ def test_the_dry_run_where_it_cannot_write(arguments, env, sentence, tmp_path):
     assert "Traceback" not in result.output
 
 
+def test_a_computed_plan_where_it_cannot_write(tmp_path):
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path,
+                      env={"DRY_RUN_CACHE": "/dev/null"})
+    assert result.code == 2
+    assert re.fullmatch(r"dry_run: stand-ins for CANN cannot be kept: .*; set DRY_RUN_CACHE to a folder where you may "
+                        r"write\n", result.output), result.output
+
+
 def test_ctrl_c_upon_ctrl_c_in_a_dry_run(tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(60)\n")
     with jobs.Job(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 3, "script.py", cwd=tmp_path) as job:
