@@ -9,7 +9,6 @@ code; Ctrl-C gives 130, TERM 143. Nothing outlives it, even if it is ended by ki
 
 import collections
 import contextlib
-import ctypes
 import importlib.util
 import itertools
 import json
@@ -25,13 +24,18 @@ import sys
 import time
 from pathlib import Path
 
+import agent
 import before
-import binding
+import job_report
 import known_errors
 import options
+import progress
 import stacks
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
+
+
+MOVING = progress.Progress()
 
 
 def listens(address):
@@ -47,147 +51,9 @@ def free_port():
 
 def say(line, to=None):
     """Print a line; when nobody reads any more, the job goes on in silence."""
+    MOVING.clear()
     with contextlib.suppress(OSError):
         print(line, file=to or sys.stdout, flush=True)
-
-
-# ------------------------------------------------------------------------------------------- around every rank
-def agent(script):
-    """Run a script as one rank and tell the launcher what it writes and how it ends; end it when the launcher ends."""
-    env = os.environ
-    rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
-    host, port, token = env.pop("RANKS_LAUNCHER").split()
-    link, out, log = socket.create_connection((host, int(port)), timeout=60), 1, None
-    end_when_dead(link)
-    if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
-        log = Path(env.pop("RANKS_LOG").replace("%", rank))
-        os.chdir(log.parent)
-    binding.bind(env)
-    scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
-    words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # checkpoints.py speaks with the launcher
-    env.update(PYTHONUNBUFFERED="1", **({} if scheduler else {"RANKS_RANK": rank, "RANKS_WORDS": str(theirs.fileno())}))
-    child = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[theirs.fileno()],
-                             preexec_fn=die_and_be_seen)  # noqa: PLW1509  # safe: there is one thread
-    theirs.close()
-
-    def end(*by_signal):
-        if not by_signal:
-            end_orted()
-        end_session(child)
-        os._exit(143)
-
-    def tell(**what):
-        if scheduler:
-            return
-        try:
-            link.sendall(json.dumps(what).encode() + b"\n")
-        except OSError:
-            end()
-
-    signal.signal(signal.SIGTERM, end)
-    tell(rank=int(rank), token=token, host=socket.gethostname(), pid=child.pid)
-    files, rest, asked, seen, look, ended = selectors.DefaultSelector(), b"", b"", b"", None, False
-    for file in (link, child.stdout, words):
-        files.register(file, selectors.EVENT_READ)
-    while not ended:
-        ended = child.poll() is not None  # before the last look at what it wrote
-        ready = [key.fileobj for key, _ in files.select(0 if ended else 0.2)]
-        if link in ready:
-            *requests, asked = (asked + (receive(link) or end())).split(b"\n")  # nothing: the launcher is gone
-            for request in map(json.loads, requests):
-                if "look" in request:  # where does the script stand?
-                    look = subprocess.Popen([sys.executable, stacks.__file__, str(child.pid)], stdin=subprocess.DEVNULL,
-                                            stdout=subprocess.PIPE, preexec_fn=die_with_parent)  # noqa: PLW1509
-                    files.register(look.stdout, selectors.EVENT_READ)
-                else:
-                    with contextlib.suppress(OSError):  # the script has ended
-                        words.send(request["word"].encode())
-                    tell(told=request["word"])
-        if look and look.stdout in ready:
-            data = os.read(look.stdout.fileno(), 1 << 20)
-            seen += data
-            if not data:
-                files.unregister(look.stdout)
-                tell(seen=json.loads(seen or "null"))
-                seen, look = b"", None
-        if words in ready:
-            word = receive(words)
-            tell(word=word.decode()) if word else files.unregister(words)
-        data = os.read(child.stdout.fileno(), 1 << 20) if child.stdout in ready else b""
-        if child.stdout in ready and not data:
-            files.unregister(child.stdout)
-        try:
-            if log and out == 1:
-                out = open_log(log.name, rank)
-            os.write(out, data)
-        except OSError as error:
-            tell(lines=[f"OSError: the log of rank {rank} cannot be written: {error.strerror}"], code=1)
-            end()
-        *lines, rest = (rest + data).split(b"\n")
-        lines += [rest] if ended and rest else []
-        if lines:
-            tell(lines=[line.decode(errors="replace") for line in lines])
-    code = child.returncode if child.returncode >= 0 else 128 - child.returncode  # as in a shell
-    tell(code=code)
-    os._exit(code)
-
-
-def receive(link):
-    """What has come; nothing at the end of the connection."""
-    try:
-        return link.recv(1 << 20)
-    except OSError:
-        return b""
-
-
-def open_log(name, rank):
-    """Open a rank's log, such as train.log3, and write its environment beside it."""
-    write_environment(name.replace("train", "env").replace(f".log{rank}", f"{rank}.log"))
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-
-
-def end_orted():
-    """End mpirun's daemon of this machine, which may miss mpirun's end for minutes."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{os.getppid()}/comm").read_text() == "orted\n":
-                os.kill(os.getppid(), number)
-                time.sleep(2)
-
-
-def end_session(child):
-    """End a rank's script with all that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(child.pid, number)
-            child.wait(2)
-
-
-def write_environment(file):
-    """Write the variables that matter to a rank; not all, some may be secrets."""
-    kept = re.compile("(RANK|DEVICE|MS|HCCL|ASCEND|GLOG|GRAPH_OP|OMP|ONEDNN|CUDA|NCCL)_|"
-                      "(DATA_PATH|PATH|PYTHONPATH|LD_LIBRARY_PATH|LAUNCH_DIR)$")
-    Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)))
-
-
-def die_with_parent(by=signal.SIGKILL):
-    """However the parent ends, kill -9 included, Linux then ends this process."""
-    ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
-
-
-def die_and_be_seen():
-    """The same, for a script; and its parent with all that it starts may read its memory, as py-spy must."""
-    die_with_parent()
-    ctypes.CDLL(None).prctl(0x59616D61, os.getppid(), 0, 0, 0)  # PR_SET_PTRACER
-
-
-def end_when_dead(link):
-    """Have Linux end a connection after 12 s without a sign of life of the other machine."""
-    link.settimeout(None)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("KEEPIDLE", 4), ("KEEPINTVL", 2), ("KEEPCNT", 4), ("USER_TIMEOUT", 12000)):
-        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
 
 
 # ------------------------------------------------------------------------------------------ before the start
@@ -279,6 +145,7 @@ class Job:
 
     def __init__(self, args):
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
+        args.jobs.append(self)
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
         self.stopped, (self.wake, self.written) = False, socket.socketpair()
@@ -304,8 +171,9 @@ class Job:
         """Start the ranks, each under an agent."""
         args, env = self.args, {**os.environ, "RANKS_LAUNCHER": " ".join(map(str, (
             *self.server.getsockname(), self.token)))}
-        ranks = [sys.executable, __file__, "--agent", *args.runner, args.script, *options]
+        ranks = [sys.executable, agent.__file__, "--agent", *args.runner, args.script, *options]
         new_folders(args, [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs])
+        MOVING.start(args)
         if args.folder:
             env["RANKS_LOG"] = os.path.abspath(self.log_of("%"))
         if args.launcher == "table":
@@ -332,7 +200,7 @@ class Job:
         with open(self.log, "ab") as log:
             self.started.append(subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=lambda: die_with_parent(by)))  # noqa: PLW1509  # safe: there is one thread
+                preexec_fn=lambda: agent.die_with_parent(by)))  # noqa: PLW1509  # safe: there is one thread
 
     def watch(self):
         """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
@@ -343,7 +211,7 @@ class Job:
             for key, _ in files.select(0.2):
                 if key.fileobj is self.server:
                     link = self.server.accept()[0]
-                    end_when_dead(link)
+                    agent.end_when_dead(link)
                     files.register(link, selectors.EVENT_READ, {"rest": b"", "rank": None})
                 elif key.fileobj is self.wake:
                     self.stopped = True
@@ -357,6 +225,10 @@ class Job:
                         time.sleep(0.3)
                         self.starter = self.started[0].poll()
                     return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
+            MOVING.show()
+            if time.monotonic() > self.args.deadline:  # as if TERM had come
+                self.args.deadline, self.args.timed_out = float("inf"), True
+                self.written.send(bytes([signal.SIGTERM]))
             if self.stalled() and self.args.on_stall == "end":
                 self.reason = "ended because no rank gets on (--on-stall end)"
                 return options.STALLED, None
@@ -379,7 +251,8 @@ class Job:
                 if message.pop("token", None) != self.token:
                     return False
                 state["rank"] = self.ranks[message["rank"]] = {
-                    **message, "link": link, "lines": collections.deque(maxlen=30), "losses": [], "accuracy": ""}
+                    **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0, "losses": [],
+                    "accuracy": ""}
             if "lines" in message or "heard" not in state["rank"]:
                 state["rank"]["heard"] = time.monotonic()
             state["rank"].update({"code": None, **{name: message[name] for name in message if name != "lines"}})
@@ -393,6 +266,8 @@ class Job:
         if "Event base dispatch success" in line:
             return
         rank["lines"].append(line)
+        rank["count"] += 1
+        MOVING.read(rank["rank"], line)
         if found := re.search(r"loss is (\S+)", line):
             rank["losses"] = [*rank["losses"][:1], found.group(1)]
         rank["accuracy"] = line if line.startswith("accuracy:") else rank["accuracy"]
@@ -431,6 +306,7 @@ class Job:
 
     def end(self):
         """End all processes: agents end their ranks when the connection ends; launchers by signals. At most 6 s."""
+        MOVING.stop()
         for rank in self.ranks.values():
             rank["link"].close()
         self.server.close()
@@ -478,6 +354,7 @@ def report(args, job, code, failed):
     rank = job.ranks.get(failed)
     reason = next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
     reason = reason or job.reason or death_of_starter(args, job)
+    args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
     log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")
@@ -486,6 +363,7 @@ def report(args, job, code, failed):
     hint = known_errors.hint(log, code, lines)
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
+        args.failure["why"] = hint
     return None
 
 
@@ -503,11 +381,28 @@ def go_inside(args):
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         out = os.open("train.log", os.O_WRONLY | os.O_CREAT)
-    else:  # it ends after this process, when nobody writes to it any more
-        out = subprocess.Popen(["tee", "-i", "train.log"], stdin=subprocess.PIPE).stdin.fileno()
-    for stream in (1, 2):
-        os.dup2(out, stream)
+        for stream in (1, 2):
+            os.dup2(out, stream)
+    else:
+        log = open("train.log", "w", encoding="utf-8", errors="replace")
+        sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
     say(about)
+
+
+class Both:
+    """What is written goes to both files; one that takes no more does not matter to the other."""
+
+    def __init__(self, *files):
+        self.files = files
+
+    def write(self, text):
+        for file in self.files:
+            with contextlib.suppress(OSError):
+                file.write(text)
+                file.flush()
+
+    def flush(self):
+        """write() leaves nothing unwritten."""
 
 
 def run(args):
@@ -535,21 +430,26 @@ def run(args):
 
 
 def main(argv):
-    args = options.parse(argv)
+    args, code = options.parse(argv), 2
     try:
+        job_report.prepare(args)
         check(args)
         if args.inside:
             go_inside(args)
         for await_others in hooks(args, "await_others"):
             await_others(args, sys.modules[__name__])
-        return run(args)
+        code = run(args)
     except (ValueError, OSError) as error:
         if str(error):
             say(f"{args.name}: {error}", sys.stderr)
-        return 2
     except KeyboardInterrupt:
-        return 130
+        code = 130
+    except SystemExit as ended:  # a signal before the ranks were started, or others who did not come
+        code = ended.code if isinstance(ended.code, int) else 1
+        if code != ended.code:
+            say(ended.code, sys.stderr)
+    return job_report.finish(args, code, say)
 
 
 if __name__ == "__main__":
-    sys.exit(agent(sys.argv[2:]) if sys.argv[1:2] == ["--agent"] else main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+BUSY = 0.5  # cores: who waits in a collective on CPU keeps 0.04 busy
 INTERVAL = 2  # seconds between two looks; a rank that works has used CPU, or moved
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
 COLLECTIVE = re.compile(r"(?i)(AllReduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
@@ -121,7 +122,7 @@ def collectives_in(library):
     names, found = sections[table[6]][4], []
     for name, _, _, _, start, size in struct.iter_unpack("<IBBHQQ", data[table[4]:table[4] + table[5]]):
         text = data[names + name:names + name + 90] if size else b""
-        kind = re.search(rb"CollectiveOpsImpl\d+(?:Run)?(?:Ring)?(?:ReduceBroadcast)?(All[RG][a-z]+|[A-Z][a-z]+)I", text)
+        kind = re.search(rb"CollectiveOpsImpl\d+(?:Run|Ring|ReduceBroadcast)*(All[RG][a-z]+|[A-Z][a-z]+)I", text)
         if kind:
             found.append((kind[1].decode(), start, size))
     return found
@@ -161,31 +162,42 @@ def works(one):
     """Does a rank get on? Waiting in a collective may keep a core busy, too; a long calculation need not move."""
     if one is None or one["state"] in "Tt" or standing(one)[0].startswith("waits"):
         return False
-    return one["cores"] > 0.5
+    return one["cores"] > BUSY
 
 
 def standing(one):
     """(what a rank does, its calls from the script on), the same for ranks that stand at the same place."""
+    main, path = main_thread(one), ""
+    collective = (one or {}).get("collective") or next((found[1] for name, file, _ in main if LIBRARY.search(file)
+                                                        and (found := COLLECTIVE.search(name))), "")
     if one is None:
-        return "does not answer", ""
-    if one["state"] in "Tt":
-        return f"is stopped (SIGSTOP): kill -CONT {one['pid']} lets it go on", ""
-    if not one["threads"]:
-        return f"is in state {one['state']} ({one['problem']})", ""
-    main = next((frames for is_main, frames in one["threads"] if is_main), one["threads"][0][1])
-    calls = path_of(main)
-    collective = one["collective"] or next((found[1] for name, file, _ in main
-                                            if LIBRARY.search(file) and (found := COLLECTIVE.search(name))), "")
-    elsewhere = [path_of(frames) for is_main, frames in one["threads"]
-                 if not is_main and not any(name in STARTS_SCHEDULER for name, *_ in frames)]
-    data = sorted({" > ".join(calls) for calls in elsewhere if calls and not calls[-1].startswith("ranks.py")})
-    if collective:
-        return f"waits in {collective}", " > ".join(calls)
-    if any("mindspore/dataset/engine/iterators.py" in file for _, file, _ in main):
-        return "waits for data", " > ".join(calls) + (f"; the data: {'; '.join(data)}" if data else "")
-    if one["cores"] > 0.5:
-        return f"works ({one['cores']:.1f} cores)", " > ".join(calls)
-    return f"is in {innermost(main)}", " > ".join(calls)
+        doing = "does not answer"
+    elif one["state"] in "Tt":
+        doing = f"is stopped (SIGSTOP): kill -CONT {one['pid']} lets it go on"
+    elif not main:
+        doing = f"is in state {one['state']} ({one['problem']})"
+    else:
+        path = " > ".join(path_of(main))
+        if collective:
+            doing = f"waits in {collective}"
+        elif any("mindspore/dataset/engine/iterators.py" in file for _, file, _ in main):
+            doing, path = "waits for data", path + data_of(one)
+        else:
+            doing = f"works ({one['cores']:.1f} cores)" if one["cores"] > BUSY else f"is in {innermost(main)}"
+    return doing, path
+
+
+def main_thread(one):
+    """The frames of the rank's main thread, the innermost first."""
+    threads = (one or {}).get("threads", ())
+    return next((frames for is_main, frames in threads if is_main), threads[0][1] if threads else [])
+
+
+def data_of(one):
+    """Where the other threads and processes of a rank stand that run functions of the script."""
+    paths = {" > ".join(path_of(frames)) for is_main, frames in one["threads"] if not is_main
+             and not any(name in STARTS_SCHEDULER for name, *_ in frames)}
+    return "".join(f"; the data: {path}" for path in sorted(paths - {""}))
 
 
 def path_of(frames):

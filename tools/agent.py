@@ -1,0 +1,194 @@
+"""Around every rank: tells the launcher what the rank's script writes and how it ends, and ends it with the launcher.
+
+    python tools/agent.py --agent SCRIPT options ...       what tools/launch.py has mpirun or msrun start
+Variables: RANKS_LAUNCHER, where to report; RANKS_LOG, the rank's log, where no launcher keeps one. Messages are lines
+of JSON. The launcher may ask where the script stands (look), and hand it a word (word), which checkpoints.py awaits.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import binding
+import stacks
+
+
+class Agent:
+    """Of one rank."""
+
+    def __init__(self, script):
+        env = os.environ
+        self.rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
+        host, port, self.token = env.pop("RANKS_LAUNCHER").split()
+        self.link = socket.create_connection((host, int(port)), timeout=60)
+        end_when_dead(self.link)
+        self.out, self.log, self.rest, self.asked, self.seen = 1, None, b"", b"", b""  # asked, seen: not whole yet
+        if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
+            self.log = Path(env.pop("RANKS_LOG").replace("%", self.rank))
+            os.chdir(self.log.parent)
+        binding.bind(env)
+        self.scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
+        self.words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env.update(PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()))
+        if not self.scheduler:
+            env.update(RANKS_RANK=self.rank)
+        self.script = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                       stderr=subprocess.STDOUT, start_new_session=True, pass_fds=[theirs.fileno()],
+                                       preexec_fn=die_and_be_seen)  # noqa: PLW1509  # safe: there is one thread
+        theirs.close()
+        self.files = selectors.DefaultSelector()
+        for file, hear in ((self.link, self.obey), (self.script.stdout, self.copy), (self.words, self.pass_on)):
+            self.files.register(file, selectors.EVENT_READ, hear)
+
+    def run(self):
+        """Stay until the script has ended; this process then ends with its code."""
+        signal.signal(signal.SIGTERM, self.end)
+        self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid)
+        self.write(b"")  # the log is there from the start
+        ended = False
+        while not ended:
+            ended = self.script.poll() is not None  # before the last look at what it wrote
+            for key, _ in self.files.select(0 if ended else 0.2):
+                key.data(key.fileobj)
+        if self.rest:
+            self.tell(lines=[self.rest.decode(errors="replace")])
+        code = self.script.returncode
+        code = code if code >= 0 else 128 - code  # as in a shell
+        self.tell(code=code)
+        os._exit(code)
+
+    def tell(self, **what):
+        """Tell the launcher something."""
+        if not self.scheduler:
+            try:
+                self.link.sendall(json.dumps(what).encode() + b"\n")
+            except OSError:
+                self.end()
+
+    def copy(self, pipe):
+        """The script has written something: to the log, and to the launcher."""
+        data = os.read(pipe.fileno(), 1 << 20)
+        if not data:
+            self.files.unregister(pipe)
+        self.write(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if lines:
+            self.tell(lines=[line.decode(errors="replace") for line in lines])
+
+    def write(self, data):
+        """Write to the log."""
+        try:
+            if self.log and self.out == 1:
+                self.out = open_log(self.log.name, self.rank)
+            os.write(self.out, data)
+        except OSError as error:
+            self.tell(lines=[f"OSError: the log of rank {self.rank} cannot be written: {error.strerror}"], code=1)
+            self.end()
+
+    def obey(self, link):
+        """The launcher asks for something, or is gone."""
+        *requests, self.asked = (self.asked + (receive(link) or self.end())).split(b"\n")
+        for request in map(json.loads, requests):
+            if "look" in request:  # this would take too long here
+                look = subprocess.Popen([sys.executable, stacks.__file__, str(self.script.pid)],
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        preexec_fn=die_with_parent)  # noqa: PLW1509  # safe: there is one thread
+                self.files.register(look.stdout, selectors.EVENT_READ, self.take_in)
+            else:
+                with contextlib.suppress(OSError):  # the script has ended
+                    self.words.send(request["word"].encode())
+                self.tell(told=request["word"])
+
+    def take_in(self, pipe):
+        """Where the script stands."""
+        data = os.read(pipe.fileno(), 1 << 20)
+        self.seen += data
+        if not data:
+            self.files.unregister(pipe)
+            self.tell(seen=json.loads(self.seen or "null"))
+            self.seen = b""
+
+    def pass_on(self, words):
+        """A word of the script for the launcher."""
+        word = receive(words)
+        if word:
+            self.tell(word=word.decode())
+        else:
+            self.files.unregister(words)
+
+    def end(self, *by_signal):
+        """End the script and this process."""
+        if not by_signal:
+            end_orted()
+        end_session(self.script)
+        os._exit(143)
+
+
+def receive(link):
+    """What has come; nothing at the end of the connection."""
+    try:
+        return link.recv(1 << 20)
+    except OSError:
+        return b""
+
+
+def open_log(name, rank):
+    """Open a rank's log, such as train.log3, and write its environment beside it."""
+    write_environment(name.replace("train", "env").replace(f".log{rank}", f"{rank}.log"))
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+
+
+def end_orted():
+    """End mpirun's daemon of this machine, which may miss mpirun's end for minutes."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{os.getppid()}/comm").read_text() == "orted\n":
+                os.kill(os.getppid(), number)
+                time.sleep(2)
+
+
+def end_session(child):
+    """End a rank's script with all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(child.pid, number)
+            child.wait(2)
+
+
+def write_environment(file):
+    """Write the variables that matter to a rank; not all, some may be secrets."""
+    kept = re.compile("(RANK|DEVICE|MS|HCCL|ASCEND|GLOG|GRAPH_OP|OMP|ONEDNN|CUDA|NCCL)_|"
+                      "(DATA_PATH|PATH|PYTHONPATH|LD_LIBRARY_PATH|LAUNCH_DIR)$")
+    Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)))
+
+
+def die_with_parent(by=signal.SIGKILL):
+    """However the parent ends, kill -9 included, Linux then ends this process."""
+    ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
+
+
+def die_and_be_seen():
+    """The same, for a script; and its parent with all that it starts may read its memory, as py-spy must."""
+    die_with_parent()
+    ctypes.CDLL(None).prctl(0x59616D61, os.getppid(), 0, 0, 0)  # PR_SET_PTRACER
+
+
+def end_when_dead(link):
+    """Have Linux end a connection after 12 s without a sign of life of the other machine."""
+    link.settimeout(None)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("KEEPIDLE", 4), ("KEEPINTVL", 2), ("KEEPCNT", 4), ("USER_TIMEOUT", 12000)):
+        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
+
+
+if __name__ == "__main__":
+    Agent(sys.argv[2:]).run()
