@@ -384,7 +384,7 @@ def go_inside(args):
         for stream in (1, 2):
             os.dup2(out, stream)
     else:
-        log = open("train.log", "w", encoding="utf-8", errors="replace")
+        log = open("train.log", "w", encoding="utf-8", errors="replace")  # noqa: SIM115  # to the end
         sys.stdout, sys.stderr = Both(sys.stdout, log), Both(sys.stderr, log)
     say(about)
 

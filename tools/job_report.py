@@ -1,0 +1,124 @@
+"""--report FILE: what came of a job, as JSON, however it ended; and what --time-limit ended. For tools/launch.py."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+TIMED_OUT = 124  # the exit code of a job that --time-limit ended, as of the command timeout
+BY_SIGNAL = {128 + number: name for name, number in (("SIGHUP", 1), ("SIGINT", 2), ("SIGTERM", 15))}
+
+
+def prepare(args):
+    """Before the start: ValueError if the file cannot be written; from now on a signal is noted in it, too."""
+    args.began = time.time()
+    if not args.report:
+        return
+    path = os.path.realpath(args.report)
+    try:
+        if os.path.lexists(path) and not os.path.isfile(path):
+            raise OSError(0, "it is no ordinary file")
+        trial = partly(path)
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT, 0o666))
+        os.unlink(trial)
+    except OSError as error:
+        raise ValueError(f"--report {args.report} cannot be written: {error.strerror}; name a file in a folder where "
+                         "you may write") from None
+
+    def end(number, _):
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, end)
+
+
+def partly(path):
+    """Where a file is written until it is whole, in the same folder."""
+    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
+
+
+def finish(args, code, say):
+    """Say that the time was up, if it was, and write the file; returns the exit code."""
+    if args.timed_out:
+        say(f"{args.name}: ended after {time.time() - args.began:.0f} s, the --time-limit; exit code {TIMED_OUT}",
+            sys.stderr)
+        code = TIMED_OUT
+    if args.report:
+        path = os.path.realpath(args.report)
+        try:
+            with open(partly(path), "w", encoding="utf-8") as file:
+                json.dump(content(args, code), file, indent=1)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partly(path), path)
+        except OSError as error:
+            say(f"{args.name}: the report {args.report} could not be written: {error.strerror}", sys.stderr)
+    return code
+
+
+def number_of(text):
+    """A loss as a number; as the text that the rank printed where JSON has none for it (nan, inf)."""
+    try:
+        number = float(text.rstrip(".,;"))
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
+
+
+def content(args, code):
+    """The report: a dictionary. Lists and numbers that are not known are empty and null."""
+    job = args.jobs[-1] if args.jobs else None
+    ranks = [{
+        "rank": number,
+        "host": rank["host"],
+        "exit_code": rank["code"],
+        "lines": rank["count"],
+        "first_loss": number_of(rank["losses"][0]) if rank["losses"] else None,
+        "last_loss": number_of(rank["losses"][-1]) if rank["losses"] else None,
+        "log": os.path.abspath(job.log_of(number)),
+    } for number, rank in sorted(job.ranks.items())] if job else []
+    ended_by = "time limit" if args.timed_out else BY_SIGNAL.get(code) if job is None or job.stopped else None
+    return {
+        "exit_code": code,
+        "ended_by": ended_by,
+        "first_failure": args.failure,
+        "seconds": round(time.time() - args.began, 2),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(args.began)),
+        "restarts": max(0, len(args.jobs) - 1),
+        "last_loss": next((rank["last_loss"] for rank in ranks if rank["last_loss"] is not None), None),
+        "world_size": args.n,
+        "ranks": ranks,
+        "script": args.script,
+        "options": args.options,
+        "launcher": args.launcher,
+        "target": getattr(args, "target", None),
+        "host": socket.gethostname(),
+        "folder": os.getcwd(),
+        "command": [sys.executable, *sys.argv],
+        "versions": versions(args.launcher),
+    }
+
+
+def versions(launcher):
+    """What ran the job: Python, MindSpore and, if it was used, Open MPI."""
+    found = {"python": platform.python_version()}
+    try:
+        found["mindspore"] = importlib.metadata.version("mindspore")
+    except importlib.metadata.PackageNotFoundError:
+        found["mindspore"] = None
+    if launcher == "mpirun":
+        try:
+            said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout
+        except OSError:
+            said = ""
+        found["mpirun"] = (re.search(r"\d+\.\d+\.\d+", said) or [None])[0]
+    return found
