@@ -78,6 +78,18 @@ for name, mode, parallel_mode, net in (
     except Exception:
         traceback.print_exc()
 '''
+TWO_JOBS_ON_ONE_PORT = '''
+import os, traceback
+from mindspore.communication import init
+for role in ("MS_SCHED", "MS_WORKER"):
+    if os.fork() == 0:
+        os.environ["MS_ROLE"] = role
+        break
+try:
+    init()  # two processes are worker 0
+except RuntimeError:
+    traceback.print_exc()
+'''
 # Ends of rank 1 in the MNIST lesson: a line of its script that is changed. The launcher must print the entry's hint.
 END_RANK_1 = "import os\nif os.getenv('OMPI_COMM_WORLD_RANK') == '1':\n    os.kill(os.getpid(), {})\nimport argparse\n"
 PLANTED = {
@@ -88,7 +100,7 @@ PLANTED = {
 IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))
 IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "module-not-found", "local-worker-number"}
-BY_A_TEST = {"mpirun-slots", "disk-full", "port-in-use", "ranks-missing"}
+BY_A_TEST = {"mpirun-slots", "disk-full", "port-in-use", "port-shared", "ranks-missing"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -197,6 +209,13 @@ def test_a_scheduler_whose_port_is_taken_and_one_whose_ranks_do_not_come(tmp_pat
         with jobs.Job(*scheduler, cwd=tmp_path, env=waiting) as alone:
             check_shown_first("port-in-use", jobs.run(*scheduler, cwd=tmp_path, env=taken).output)
             check_shown_first("ranks-missing", alone.finish().output)
+
+
+def test_two_jobs_with_one_port(tmp_path):
+    result = jobs.run(jobs.PYTHON, "-c", TWO_JOBS_ON_ONE_PORT, cwd=tmp_path, env={
+        "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "0", "MS_WORKER_NUM": "1", "MS_SCHED_HOST": "127.0.0.1",
+        "MS_SCHED_PORT": str(jobs.free_port()), "MS_TOPO_TIMEOUT": "5", "GLOG_v": "3"})
+    check_shown_first("port-shared", result.output)
 
 
 @pytest.mark.parametrize("name", PLANTED)
