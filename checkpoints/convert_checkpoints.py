@@ -78,7 +78,7 @@ try:
     describe(args.source, saved)
     ranks = by_hand(saved) if args.ranks else by_mindspore(saved)
     for rank, parameters in enumerate(ranks):
-        slices.write(parameters, args.target, rank, len(ranks), saved.epoch)
+        slices.write(parameters, args.target, rank, len(ranks), saved.epoch, saved.step)
     describe(args.target, slices.Saved(args.target))
 except ValueError as error:
     parser.error(str(error))

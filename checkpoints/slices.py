@@ -14,8 +14,9 @@ PREFIX = "net"  # of the files: net-<epoch>_<step>.ckpt
 
 
 class Saved:
-    """The newest epoch, from 1, that all ranks of a job have saved whole; ValueError if none.
+    """The newest checkpoint that all ranks of a job have saved whole; ValueError if none.
 
+    epoch and step, from 1: after which step it was saved;
     files and ranks: the ranks' files, and what is in each, {name: Parameter}, in their order;
     slices: how many slices the weight is in; 1: the files are whole.
     """
@@ -29,16 +30,16 @@ class Saved:
             raise ValueError(f"{folder}/rank_{min(missing)} is missing; copy it from where it ran")
         size = len(ranks)
         places = [Checkpoints(folder / f"rank_{rank}", PREFIX, size) for rank in range(size)]
-        limit, agreed = float("inf"), False
+        limit, agreed = (float("inf"),), False
         while not agreed:
             found = [place.newest(limit) for place in places]
-            epochs = [epoch for epoch, _ in found]
-            limit, agreed = min(epochs), min(epochs) in (0, max(epochs))
-        if limit == 0:
+            saved = [place for place, _ in found]
+            limit, agreed = min(saved), min(saved) in ((0, 0), max(saved))
+        if limit == (0, 0):
             raise ValueError(f"the ranks in {folder} share no epoch that is whole; {folder}/rank_"
-                             f"{epochs.index(0)} has none, copy it from where that rank ran")
-        self.epoch, self.ranks = limit, [parameters for _, parameters in found]
-        self.files = [place.files()[self.epoch] for place in places]
+                             f"{saved.index(limit)} has none, copy it from where that rank ran")
+        (self.epoch, self.step), self.ranks = limit, [parameters for _, parameters in found]
+        self.files = [place.files()[limit] for place in places]
         self._check(folder)
 
     def _check(self, folder):
@@ -49,6 +50,7 @@ class Saved:
         self.slices = COLUMNS // shape[1]
         for file, parameters in zip(self.files, self.ranks):
             saved_by = int(parameters.pop("rank_size"))
+            parameters.pop("unfinished", None)
             if saved_by != len(self.files):
                 raise ValueError(f"{file} is of {saved_by} ranks, but {folder} has the folders "
                                  f"of {len(self.files)}; it takes all of one job, and no others")
@@ -67,11 +69,11 @@ class Saved:
         return self.ranks[0]
 
 
-def write(parameters, folder, rank, rank_size, epoch):
+def write(parameters, folder, rank, rank_size, epoch, step):
     """Save {name: Parameter or Tensor} as the checkpoint of one of the ranks of a job."""
     Checkpoints(folder / f"rank_{rank}", PREFIX, rank_size).save(
         [{"name": name, "data": value} for name, value in parameters.items()],
-        epoch, SAMPLES // BATCH)
+        epoch, step, SAMPLES // BATCH)
 
 
 def check_strategy(file, saved=None):

@@ -25,7 +25,7 @@ from mindspore.communication import get_group_size, get_rank, init
 import checkpoints
 import ranks
 import slices
-from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, Net, check_mode, columns_of,
+from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, STEPS, Net, check_mode, columns_of,
                      make_samples)
 
 # ----------------------------------------------------------------------------------------- settings
@@ -124,8 +124,10 @@ print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}, {args.m
 x, y = make_samples()
 for epoch in range(first_epoch + 1, args.epochs + 1):
     order = np.random.default_rng(epoch).permutation(SAMPLES)  # of this epoch, whenever it runs
-    for step, batch in enumerate(order.reshape(-1, BATCH), start=1):
+    done = saved.first_step if epoch == first_epoch + 1 else 0
+    for step, batch in enumerate(order.reshape(-1, BATCH)[done:], start=done + 1):
         loss = train_step(Tensor(x[batch[mine]]), Tensor(y[batch[mine]]))
         print(f"epoch: {epoch} step: {step}, loss is {loss}", flush=True)
-    saved.save(what_to_save(), epoch, step, integrated_save=not args.sliced)
+        if saved.is_last(loss) or step == STEPS:
+            saved.save(what_to_save(), epoch, step, STEPS, integrated_save=not args.sliced)
 ranks.leave()  # distributed: all ranks end together

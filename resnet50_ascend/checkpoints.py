@@ -7,19 +7,24 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     first_epoch = saved.resume(train_network, args.resume)      # 0: from the beginning
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
 Weights and optimizer are in the file; the order of the data is not. Seed it by the epoch, or pass
-over what was used: ds.config.set_fast_recovery(False), dataset.set_init_step(epochs * steps).
+over what was used: ds.config.set_fast_recovery(False), and
+    dataset.set_init_step(first_epoch * steps + saved.first_step)
+After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
 
 import argparse
 import contextlib
 import os
 import re
+import select
 import sys
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import ops
 from mindspore.train import Callback
+
+LAUNCHER = int(os.getenv("RANKS_WORDS", "-1"))  # a socket to it, if one has started this rank
 
 
 def add_options(parser, folder=None):
@@ -70,50 +75,86 @@ class Checkpoints(Callback):
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
+        self.first_step = 0  # so many steps of the first epoch are done
+        self.steps, self.last = 0, float("inf")  # done here; after which the launcher ends all
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             sys.exit(f"{folder} cannot be made ({error.strerror}); choose another --ckpt-dir")
 
+    def on_train_begin(self, run_context):
+        run_context.original_args().cur_step_num = self.first_step
+
+    def on_train_step_end(self, run_context):
+        state = run_context.original_args()
+        if self.is_last(state.net_outputs):
+            step = (state.cur_step_num - 1) % state.batch_num + 1
+            self.save(state.train_network, state.cur_epoch_num, step, state.batch_num)
+
     def on_train_epoch_end(self, run_context):
         state = run_context.original_args()
         self.save(state.train_network, state.cur_epoch_num, state.batch_num)
 
-    def save(self, network, epoch, step, **options):
-        """Save a cell, or [{"name", "data"}], after an epoch; options of ms.save_checkpoint."""
+    def is_last(self, result):
+        """To ask after each step, with its loss: has the launcher, on TERM, made it the last?"""
+        if LAUNCHER < 0:
+            return False
+        repr(result)  # it is there when the step is done, on a card, too
+        self.steps += 1
+        if self.steps == 1:
+            os.write(LAUNCHER, b"steps")
+        while select.select([LAUNCHER], [], [], 0)[0]:
+            word = os.read(LAUNCHER, 99)
+            if word == b"when":  # asks rank 0, without which no rank can end the next step
+                os.write(LAUNCHER, b"%d" % (self.steps + 1))
+                word = os.read(LAUNCHER, 99)  # comes when all others have it
+            self.last = int(word)
+        return self.steps >= self.last
+
+    def save(self, network, epoch, step, steps=0, **options):
+        """Save a cell, or [{"name", "data"}], after a step of an epoch of so many steps.
+
+        options are those of ms.save_checkpoint. After the last step it does not return.
+        """
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
         if ms.get_auto_parallel_context("pipeline_stages") > 1:
             options["integrated_save"] = False  # of other stages MindSpore gathers nothing
         # The last entry is rank_size: a file that was cut off lacks it.
-        ms.save_checkpoint(network, str(draft), crc_check=True, **options,
-                           append_dict={"rank_size": self.rank_size})
+        ms.save_checkpoint(network, str(draft), crc_check=True, **options, append_dict={
+            **({"unfinished": 1} if step < steps else {}), "rank_size": self.rank_size})
         draft.replace(self.folder / f"{self.prefix}-{epoch}_{step}.ckpt")
-        for old, file in self.files().items():
+        for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
                 file.unlink()
+        if self.steps >= self.last:
+            os.write(LAUNCHER, f"saved epoch {epoch}, step {step}".encode())
+            os.read(LAUNCHER, 1)  # it ends this process when all ranks have saved
 
     def files(self):
-        """The files of all epochs, whole or not: {epoch: path}; of one epoch the newest."""
-        names = re.compile(re.escape(self.prefix) + r"-(\d+)_\d+\.ckpt")
-        files = [file for file in self.folder.iterdir() if names.fullmatch(file.name)]
-        files.sort(key=lambda file: file.stat().st_mtime)
-        return {int(names.fullmatch(file.name)[1]): file for file in files}
+        """The files of all epochs, whole or not: {(epoch, step): path}."""
+        names = re.compile(re.escape(self.prefix) + r"-(\d+)_(\d+)\.ckpt")
+        found = [(names.fullmatch(file.name), file) for file in self.folder.iterdir()]
+        return {(int(name[1]), int(name[2])): file for name, file in found if name}
 
-    def newest(self, limit=float("inf")):
-        """Read the newest whole file up to an epoch: (epoch, {name: Parameter}); (0, {}): none."""
+    def newest(self, limit=(float("inf"),)):
+        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}).
+
+        ((0, 0), {}): none. A file without the end of its epoch has an entry "unfinished".
+        """
         files = self.files()
-        for epoch in sorted((saved for saved in files if saved <= limit), reverse=True):
-            parameters = load(files[epoch])
+        for saved in sorted((saved for saved in files if saved <= limit), reverse=True):
+            parameters = load(files[saved])
             if "rank_size" in parameters:
-                return epoch, parameters
-            print(f"warning: {files[epoch]} is cut off or damaged; passed over", flush=True)
-        return 0, {}
+                return saved, parameters
+            print(f"warning: {files[saved]} is cut off or damaged; passed over", flush=True)
+        return (0, 0), {}
 
     def resume(self, network, how, change=dict):
-        """Load the newest epoch that all ranks saved whole; returns it, or ends with a sentence.
+        """Load the newest file that all ranks saved whole, or end with a sentence.
 
-        how is args.resume; 0 is returned for None, and for "if-saved" where nothing is saved.
+        Returns how many epochs are done; first_step is how many steps of the next. how is
+        args.resume; 0 is returned for None, and for "if-saved" where nothing is saved.
         change may cut the parameters, {name: Parameter}, before they are loaded.
         """
         if not how:
@@ -121,28 +162,32 @@ class Checkpoints(Callback):
         for file in self.folder.glob("*.ckpt"):
             if not re.search(r"-\d+_\d+\.ckpt$|\.draft\.ckpt$", file.name):
                 print(f"{file} passed over: it is not named {self.prefix}-<epoch>_<step>.ckpt")
-        limit, agreed = float("inf"), False
-        while not agreed:  # a rank that was killed may lack the last epoch
-            epoch, parameters = self.newest(limit)
+        limit, agreed = (float("inf"),), False
+        while not agreed:  # a rank that was killed may lack the last file
+            saved, parameters = self.newest(limit)
             saved_by = int(parameters.pop("rank_size", self.rank_size))
             if saved_by != self.rank_size:  # other shares of the data, and perhaps other slices
                 sys.exit(f"{self.folder} holds checkpoints of {saved_by} ranks, these are "
                          f"{self.rank_size}; resume with {saved_by}, or choose another --ckpt-dir")
-            epochs = [epoch]
+            of_all = [list(saved)]
             if self.rank_size > 1:
-                epochs = ops.AllGather()(ms.Tensor([epoch], ms.float32)).asnumpy().tolist()
-            limit, agreed = min(epochs), min(epochs) == max(epochs)
-        if epoch == 0 and how == "always":
+                of_all = ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist()
+            limit, agreed = tuple(min(of_all)), min(of_all) == max(of_all)
+        if saved == (0, 0) and how == "always":
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                      "whole epoch; start without --resume, or with as many ranks as before")
         files = self.files()
-        for later in set(files) - set(range(epoch + 1)):  # or they would mix with the new files
+        for later in (later for later in files if later > saved):  # or they would mix with new ones
             files[later].replace(f"{files[later]}.unused")
-        if epoch == 0:
+        if saved == (0, 0):
             return 0
+        epoch, step = saved
+        where = f"after epoch {epoch}"
+        if parameters.pop("unfinished", 0):
+            where, epoch, self.first_step = f"in epoch {epoch} after step {step}", epoch - 1, step
         with contextlib.suppress(RuntimeError):  # other shapes
             if ms.load_param_into_net(network, change(parameters)) == ([], []):
-                print(f"resumed after epoch {epoch} from {files[epoch]}", flush=True)
+                print(f"resumed {where} from {files[saved]}", flush=True)
                 return epoch
-        sys.exit(f"{files[epoch]} is of another network; resume with the options (such as "
+        sys.exit(f"{files[saved]} is of another network; resume with the options (such as "
                  "--blocks) of the job that saved it")

@@ -3,16 +3,15 @@
     export CUDA_VISIBLE_DEVICES=0,1,2,3      # without a card four CPU processes rehearse it
     export DATA_PATH=/path/fruits-360        # pictures: Training/<class>/*.jpg, Test/<class>/*.jpg
     mpirun -n 4 python3 gpu_distributed_train.py
-As root add --allow-run-as-root, on few CPU cores --oversubscribe. By msrun, checked and watched:
-    python3 ranks.py -n 4 --with=msrun --check gpu_distributed_train.py
-A small run, one or two minutes on a laptop without a card:
-    mpirun -n 2 python3 gpu_distributed_train.py --epochs 1 --steps 4 --image-size 32
+    python3 ranks.py -n 4 --with=msrun --check gpu_distributed_train.py       checked and watched
+    mpirun -n 2 python3 gpu_distributed_train.py --epochs 1 --steps 4 --image-size 32   a small run
+As root add --allow-run-as-root, on few CPU cores --oversubscribe.
 Each rank prints its loss, once an epoch where the data are sunk to the card, else once a step, and
 saves ckpt/fruit_360_renet50_<rank>-<epoch>_<step>.ckpt after each epoch; rank 0 prints the result:
     rank size: 4, rank id: 0
     train dataset batch num: 2115
     test dataset batch num: 709
-    epoch: 1 step: 2115, loss is 4.536644458770752
+    epoch: 1 step: 2115, loss is 4.5366
     eval result: {'accuracy': 0.50}
 What one card alone would not need is marked: grep -n "distributed:" gpu_distributed_train.py
 """
@@ -25,11 +24,12 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn
-from mindspore.train import LossMonitor, Model
+from mindspore.train import Model
 
 import checkpoints
 from fruits_files import at_least, fruits_folder, memory_of_a_rank
 from gpu_libraries import choose_device
+from loss import PrintLoss
 from resnet import resnet50
 
 # distributed: start and end together, ask who and how many we are, add up over all
@@ -94,8 +94,10 @@ test_size = args.image_size * 128 // 100  # the tutorial trains on 100 pixels an
 test_dataset = create_dataset("Test", ds.SubsetSampler(share), [], test_size)
 if (train_batch_num := train_dataset.get_dataset_size()) == 0:
     sys.exit("There are fewer training pictures than a step needs; use a smaller --batch-size.")
-print(f"train dataset batch num: {train_batch_num}", flush=True)
-print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
+# distributed: what all ranks know, one says
+if rank == 0:
+    print(f"train dataset batch num: {train_batch_num}", flush=True)
+    print(f"test dataset batch num: {test_dataset.get_dataset_size()}", flush=True)
 
 net = resnet50(len(args.data.classes), args.blocks)  # or a network of your own
 # distributed: else batch norm sees this rank's pictures only
@@ -110,11 +112,11 @@ saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size)  # distributed
 for file in () if args.resume else saved.files().values():
     file.replace(f"{file}.unused")  # of an earlier run: it would mix with the new files
 first_epoch = saved.resume(model.train_network, args.resume)
-ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished epochs
-train_dataset.set_init_step(first_epoch * train_batch_num)
+ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished steps
+train_dataset.set_init_step(first_epoch * train_batch_num + saved.first_step)
 ds.config.set_seed(rank)  # distributed: other crops and flips on each rank
 if first_epoch < args.epochs:
-    model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
+    model.train(args.epochs, train_dataset, callbacks=[saved, PrintLoss(rank=rank)],
                 dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)
 
 # distributed: batch norm has seen its own rank's pictures only: average, all test one network

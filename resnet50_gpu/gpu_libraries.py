@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 TOOLKIT = ("CUDA_HOME must name a folder whose bin/nvcc reports CUDA 11.6 to 11.8; "
            'see "With pip alone" in the README')
@@ -81,9 +82,14 @@ def reason():
 
 
 def choose_device():
-    """Set MindSpore's device to DEVICE_TARGET (GPU, CPU), if given; warn of a card that is idle."""
+    """Set MindSpore's device to DEVICE_TARGET (GPU, CPU), if given; warn of a card that is idle.
+
+    On a CPU with AVX-512 also take the quicker convolutions, those of AVX2, as the launchers do.
+    """
     import mindspore as ms
 
+    if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # read at the first convolution
     if target := os.getenv("DEVICE_TARGET"):
         ms.set_context(device_target=target)
     elif ms.get_context("device_target") == "CPU":

@@ -23,14 +23,14 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init
-from mindspore.train import LossMonitor, Model
+from mindspore.train import Model
 
 import checkpoints
 import ranks
 from accuracy import print_accuracy
 from cifar10_files import at_least, cifar10_folder, memory_of_a_rank
 from gpu_libraries import choose_device
-from loss import SoftmaxCrossEntropyExpand
+from loss import PrintLoss, SoftmaxCrossEntropyExpand
 from resnet import resnet50
 from sync_batch_norm import synchronise_batch_norm
 
@@ -91,14 +91,14 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
 
 def train(model, dataset, args, rank, rank_size):
     """Train all epochs, or with --resume those that are left; save after each with --ckpt-dir."""
-    callbacks, first_epoch = [LossMonitor()], 0
+    callbacks, first_epoch = [PrintLoss(rank=rank)], 0
     if args.ckpt_dir:
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: no two ranks write one file
         saved = checkpoints.Checkpoints(folder, "auto_parallel", rank_size, keep=3)
         callbacks.append(saved)
         first_epoch = saved.resume(model.train_network, args.resume)
-        ds.config.set_fast_recovery(False)  # pass over the images and crops of finished epochs
-        dataset.set_init_step(first_epoch * dataset.get_dataset_size())
+        ds.config.set_fast_recovery(False)  # pass over the images and crops of finished steps
+        dataset.set_init_step(first_epoch * dataset.get_dataset_size() + saved.first_step)
     if first_epoch < args.epochs:
         model.train(args.epochs, dataset, callbacks=callbacks, dataset_sink_mode=not args.no_sink,
                     initial_epoch=first_epoch)

@@ -31,6 +31,7 @@ import known_errors
 import options
 import progress
 import stacks
+from saving import Saving
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
 
@@ -214,17 +215,22 @@ class Job:
                     agent.end_when_dead(link)
                     files.register(link, selectors.EVENT_READ, {"rest": b"", "rank": None})
                 elif key.fileobj is self.wake:
-                    self.stopped = True
-                    return 128 + self.wake.recv(1)[0], None
+                    number = self.wake.recv(1)[0]
+                    if not self.save_first(number):
+                        self.stopped = True
+                        return 128 + number, None
                 elif not self.hear(key.fileobj, key.data):
                     files.unregister(key.fileobj)
                     key.fileobj.close()
                 failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
-                if failed:
+                if failed and not self.stopped:
                     if self.args.launcher != "table":  # was mpirun killed? Linux may have to clear it away yet
                         time.sleep(0.3)
                         self.starter = self.started[0].poll()
                     return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
+            if self.stopped and (result := self.stopped.go_on()):
+                say(f"{self.args.name}: {result}")
+                return 128 + signal.SIGTERM, None
             MOVING.show()
             if time.monotonic() > self.args.deadline:  # as if TERM had come
                 self.args.deadline, self.args.timed_out = float("inf"), True
@@ -236,8 +242,16 @@ class Job:
             if None not in codes or any(codes):  # the last words of the ranks may still be on their way
                 over = over or time.monotonic() + (1 if any(codes) else 0.2)
                 if time.monotonic() > over:
-                    self.starter = next(filter(None, codes), 0)
+                    self.starter, self.stopped = next(filter(None, codes), 0), False
                     return next((code if code > 0 else 128 - code for code in codes if code), 0), None
+
+    def save_first(self, number):
+        """A signal has come: do the ranks save before they are ended? Only once, so that a second TERM ends at once."""
+        if number != signal.SIGTERM or self.stopped or not self.args.grace or not Saving.possible(self):
+            return False
+        say(f"{self.args.name}: TERM: the ranks end their step and save, in {self.args.grace:g} s at most (--grace)")
+        self.stopped = Saving(self, self.args.grace)
+        return True
 
     def hear(self, link, state):
         """Take in what a rank's agent says; returns whether it may say more."""

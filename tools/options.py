@@ -88,6 +88,8 @@ def new_parser(words):
         help="start again after a failure, up to N times, with --resume=if-saved for the script (0)")
     add("--time-limit", type=duration, metavar="TIME",
         help="end the job after so long, as TERM does: minutes, or such as 1h30m; exit code 124")
+    add("--grace", type=float, default=30, metavar="SECONDS", help="at TERM, and at the --time-limit, a script that "
+        "saves (-- --ckpt-dir DIR) has so long to end its step and save; 0: none (30)")
     add("--on-stall", choices=("warn", "end"), default="warn", help="when no rank writes for STALL_MINUTES, and none "
         f"gets on: say where each stands (warn), or also end the job, with exit code {STALLED}")
     add("--show", type=ranks_shown, default="all", metavar="all|first|0,3", help="whose lines to show (all)")

@@ -1,0 +1,48 @@
+"""Nothing is lost at TERM: all ranks end one and the same step, save, and are ended. tools/launch.py uses it.
+
+Rank 0 is asked when ("when"). At the end of a step it says which step will be the last, the next one, and waits. The
+other ranks cannot end that one without rank 0, so they all learn of it in time; rank 0 goes on when they know. A rank
+that has saved says so and waits for its end: no rank fails because another one has ended. The ranks' side of it is
+is_last() and save() in checkpoints.py; a rank says "steps" when it has ended its first step and so takes part.
+"""
+
+import time
+
+
+class Saving:
+    """Of one job, from TERM on.
+
+    Args:
+        job: has ranks, {rank: its record}, with "word" what it said last and "told" what it was told last, and ask().
+        seconds: the most that it may take.
+    """
+
+    def __init__(self, job, seconds):
+        self.job, self.seconds, self.deadline, self.last = job, seconds, time.monotonic() + seconds, None
+        job.ask(job.ranks[0], word="when")
+
+    @staticmethod
+    def possible(job):
+        """Have all ranks ended a step, and do they save?"""
+        return 0 in job.ranks and all(rank.get("word") == "steps" and rank["code"] is None
+                                      for rank in job.ranks.values())
+
+    def go_on(self):
+        """Pass on what the ranks have said. Returns what came of it, at the end, else ""."""
+        first, *others = [rank for _, rank in sorted(self.job.ranks.items())]
+        if self.last is None and first["word"].isdigit():
+            self.last = first["word"]
+            for rank in others:
+                self.job.ask(rank, word=self.last)
+        if self.last and first["told"] == "when" and all(rank.get("told") == self.last for rank in others):
+            self.job.ask(first, word=self.last)
+            first["told"] = self.last
+        saved = [number for number, rank in self.job.ranks.items() if rank["word"].startswith("saved")]
+        missing = sorted(set(self.job.ranks) - set(saved))
+        if not missing:
+            return f"all ranks have {first['word']}; --resume goes on there"
+        if any(self.job.ranks[rank]["code"] for rank in missing):
+            return "a rank has failed before all had saved"
+        if time.monotonic() > self.deadline:
+            return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}"
+        return ""
