@@ -60,6 +60,8 @@ def load_good(path: str, size: int | None = None, chip: str | None = None) -> li
     if report.faults:
         print_findings(report, path)
         raise SystemExit(1)
+    if not devices:
+        raise Refusal(f"{path}: {report.findings[0].what}; {report.findings[0].mend}")
     return sorted(devices, key=lambda device: device.rank_id)
 
 
@@ -68,6 +70,9 @@ def command_check(arguments: argparse.Namespace) -> int:
     print_findings(report, arguments.file)
     if report.faults:
         return 1
+    if not devices:
+        print(f"{arguments.file}: not checked, it is no table of version 1.0")
+        return 0
     chips = arguments.chip or ("910A and 910B" if report.suits_910a else "910B, not 910A")
     servers = counted(len(by_server(devices)), "server")
     print(f"{arguments.file}: ok, {counted(len(devices), 'rank')} on {servers} (rules of {chips})")

@@ -220,6 +220,10 @@ def read_list(owner: Object, key: str, where: str, report: Report) -> list[tuple
 
 def check_table(table: Object, report: Report, size: int | None, chip: str | None) -> list[Device]:
     """Applies every rule; returns all devices in file order."""
+    if table.get("version") == "2.0":  # another layout, with numbers, and a topology file beside it
+        report.warn("version", '"2.0" is the layout of Atlas 350 cards (A5; CANN 9.0), and nothing of it is checked here',
+                    "start the ranks with mpirun or msrun, which need no table")
+        return []
     check_keys(table, "", TABLE_KEYS, report)
     check_status_and_version(table, chip, report)
     servers = read_list(table, "server_list", "", report)
@@ -287,7 +291,7 @@ def check_status_and_version(table: Object, chip: str | None, report: Report) ->
     version = read_string(table, "version", "", mend, report)
     if version == "1.2" and chip is None:
         report.warn("version", '"1.2" is for A3 super-pods only, and super_pod_list is not checked here',
-                    'write "1.0" on 910A and 910B')
+                    'none on A3; write "1.0" on 910A and 910B')
     elif version == "1.2":
         report.fault("version", f'"1.2" is for A3 super-pods, not for {chip}', mend)
     elif version not in (None, "1.0"):

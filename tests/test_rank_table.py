@@ -284,11 +284,21 @@ def test_there_are_enough_distinct_broken_tables():
 
 
 def test_all_faults_are_reported_in_one_run(tmp_path):
-    changes = {"status": "initializing", "version": "2.0", "server_count": "3", f"{S}.server_id": "",
+    changes = {"status": "initializing", "version": "3.0", "server_count": "3", f"{S}.server_id": "",
                f"{S}.device[2].device_id": "1", f"{S}.device[4].device_ip": "not.an.ip", f"{D}.rank_id": "99",
                "server_list[1].device[5].device_ip": "192.1.27.8"}
     stderr = failed(run("check", write(tmp_path / "table.json", changed(16, changes)), "--size", 8))
     assert sorted(where for where, _ in findings(stderr, "fault")) == sorted([*changes, "server_list"])
+
+
+def test_a_table_of_a5_is_named_and_not_checked(tmp_path):
+    table = write(tmp_path / "table.json", {"version": "2.0", "status": "completed", "rank_count": 2, "rank_list": []})
+    done = run("check", table, "--size", 2)
+    assert done.returncode == 0, done.stderr
+    assert findings(done.stderr, "fault") == []
+    assert [where for where, words in findings(done.stderr, "warning") if "Atlas 350 cards (A5" in words] == ["version"]
+    for command in (("ranks", table), ("merge", table, table)):
+        assert "mpirun or msrun, which need no table" in failed(run(*command))
 
 
 @pytest.mark.parametrize("path", [".", "no such file", "", "\udcff"])
