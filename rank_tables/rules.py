@@ -221,7 +221,7 @@ def read_list(owner: Object, key: str, where: str, report: Report) -> list[tuple
 def check_table(table: Object, report: Report, size: int | None, chip: str | None) -> list[Device]:
     """Applies every rule; returns all devices in file order."""
     if table.get("version") == "2.0":  # another layout, with numbers, and a topology file beside it
-        report.warn("version", '"2.0" is the layout of Atlas 350 cards (A5; CANN 9.0), and nothing of it is checked here',
+        report.warn("version", '"2.0" is the layout of Atlas 350 cards (A5; CANN 9.0); nothing of it is checked here',
                     "start the ranks with mpirun or msrun, which need no table")
         return []
     check_keys(table, "", TABLE_KEYS, report)

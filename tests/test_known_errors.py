@@ -100,7 +100,7 @@ PLANTED = {
 IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))
 IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "module-not-found", "local-worker-number"}
-BY_A_TEST = {"mpirun-slots", "disk-full", "port-in-use", "port-shared", "ranks-missing"}
+BY_A_TEST = {"mpirun-slots", "disk-full", "shared-memory", "port-in-use", "port-shared", "ranks-missing"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -259,6 +259,70 @@ def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
                       "--epochs", 1, "--steps", 2, "--ckpt-dir", tmp_path / "small", cwd=tmp_path)
     assert result.code == 1, result.output
     check_hint("disk-full", result.output)
+
+
+SHARED = '''
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+'''
+
+
+def test_open_mpi_without_room_in_dev_shm(tmp_path):
+    pytest.importorskip("mpi4py", exc_type=ImportError)
+    mount = [*(AS_ROOT or ["unshare"]), "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"']
+    if jobs.run(*mount, "sh", "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    result = jobs.run(*mount, "sh", *MPIRUN, "--oversubscribe", "-n", 2, "python", "-c", SHARED, cwd=tmp_path)
+    check_shown_first("shared-memory", result.output)
+
+
+MUCH = '''
+import resource
+import numpy as np
+import mindspore as ms
+from mindspore import nn, ops
+
+class Net(nn.Cell):
+    def construct(self, x):
+        return ops.tile(x, (64, 1)) * 2.0
+
+ms.set_context(mode=ms.GRAPH_MODE)
+x = ms.Tensor(np.ones((8, 1 << 20), np.float32))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1500 << 20),) * 2)
+print(Net()(x).asnumpy().sum())
+'''
+
+
+def test_memory_that_runs_out_is_answered_with_what_was_asked_for(tmp_path):
+    """A graph that needs 2 GB, where 1.5 may be had: MindSpore's own message, with the launcher's hint under it."""
+    (tmp_path / "script.py").write_text(MUCH)
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 1, tmp_path / "script.py", cwd=tmp_path,
+                      env={"DEVICE_TARGET": "CPU"})
+    assert result.code == 1, result.output
+    assert "Memory isn't enough and alloc failed, kernel name: " in result.output
+    assert ("ranks.py: hint: memory ran out, when 2.15 GB more were asked for: a smaller --batch-size or --image-size"
+            in result.output)
+
+
+@pytest.mark.parametrize(("name", "line", "asked"), [
+    ("card-out-of-memory", "Device(id:3) memory isn't enough and alloc failed, kernel name: X, alloc size: 301990400B",
+     "302 MB"),
+    ("card-out-of-memory", "Framework Error Message: Out of Memory!!! Request memory size: 32212254720B", "32.2 GB"),
+    ("card-out-of-memory", "Memory not enough: Current free memory size[5] is smaller than required size[1073741824].",
+     "1.07 GB"),
+    ("card-out-of-memory", "TotalUsed : 5 and plus alloc size : 100555779072 is more than total mem size : 6107955.",
+     "101 GB"),
+    ("card-out-of-memory", "cudaMalloc failed, ret[2], out of memory", ""),
+    ("out-of-memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8.00 PiB for an array", "9.01 PB"),
+    ("out-of-memory", "terminate called after throwing an instance of 'std::bad_alloc'", ""),
+    ("out-of-memory", "OSError: [Errno 12] Cannot allocate memory", ""),
+])
+def test_memory_messages_in_any_case_of_letters(name, line, asked, tmp_path):
+    for text in (line, line.upper(), line.lower()):
+        check_shown_first(name, text)
+        said = known_errors.hint(tmp_path / "none", 1, [text])
+        assert said.startswith(entry(name)["means"] + (f", when {asked} more were asked for: " if asked else ": ")), said
 
 
 # ------------------------------------------------------------------------------------------------- planted bugs

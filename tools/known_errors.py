@@ -13,6 +13,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "known_errors.txt"
 TAIL_LINES, TAIL_BYTES = 200, 1 << 20
+# How much memory was asked for when there was none: as MindSpore on CPU, Ascend and GPU, NumPy and CUDA say it.
+ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[|Alloc device memory ?\[|for size: |"
+                   r"Unable to allocate |tried to allocate |bytesize=)(\d+(?:\.\d+)?) ?([KMGTPE]i?B|B)?", re.I)
 PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
 VERIFIED = {
     "": {"test": "a test provokes it", "hand": "seen, by hand", "documentation": "not seen here, from documentation"},
@@ -99,6 +102,17 @@ def find(lines, entries):
     return found
 
 
+def memory_asked(lines):
+    """What a job asked for when memory ran out: "2.15 GB", the largest number that its log has; "" without one."""
+    found = [(float(number) * 1024 ** ("BKMGTPE".index((unit or "B")[0].upper())))
+             for line in lines for number, unit in ASKED.findall(line)]
+    if not found or max(found) < 1e6:
+        return ""
+    size = max(found)
+    unit = next(unit for unit in (1e18, 1e15, 1e12, 1e9, 1e6) if size >= unit)
+    return f"{size / unit:.3g} {dict(zip((1e18, 1e15, 1e12, 1e9, 1e6), ('EB', 'PB', 'TB', 'GB', 'MB')))[unit]}"
+
+
 def hint(log, code, otherwise=()):
     """"MEANS: DO" of the first entry that fits the end of a log or "exit code CODE"; else "".
 
@@ -115,7 +129,11 @@ def hint(log, code, otherwise=()):
     except OSError:
         lines = otherwise  # and what the exit code says is better than nothing
     found = find([*lines, f"exit code {code}"], read())
-    return f"{found[0][0]['means']}: {found[0][0]['do']}" if found else ""
+    if not found:
+        return ""
+    entry, _ = found[0]
+    asked = memory_asked(lines) if entry["name"].endswith("out-of-memory") else ""
+    return f"{entry['means']}{f', when {asked} more were asked for' if asked else ''}: {entry['do']}"
 
 
 def explain(names):

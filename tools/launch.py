@@ -231,10 +231,7 @@ class Job:
             if self.stopped and (result := self.stopped.go_on()):
                 say(f"{self.args.name}: {result}")
                 return 128 + signal.SIGTERM, None
-            MOVING.show()
-            if time.monotonic() > self.args.deadline:  # as if TERM had come
-                self.args.deadline, self.args.timed_out = float("inf"), True
-                self.written.send(bytes([signal.SIGTERM]))
+            self.look_at_the_clock()
             if self.stalled() and self.args.on_stall == "end":
                 self.reason = "ended because no rank gets on (--on-stall end)"
                 return options.STALLED, None
@@ -252,6 +249,13 @@ class Job:
         say(f"{self.args.name}: TERM: the ranks end their step and save, in {self.args.grace:g} s at most (--grace)")
         self.stopped = Saving(self, self.args.grace)
         return True
+
+    def look_at_the_clock(self):
+        """Draw the moving line anew; when --time-limit is over, do as if TERM had come."""
+        MOVING.show()
+        if time.monotonic() > self.args.deadline:
+            self.args.deadline, self.args.timed_out = float("inf"), True
+            self.written.send(bytes([signal.SIGTERM]))
 
     def hear(self, link, state):
         """Take in what a rank's agent says; returns whether it may say more."""

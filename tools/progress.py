@@ -65,7 +65,7 @@ class Progress:
         elif epoch == self.epoch:
             self.interval = max(1, step - self.step)
         elif not self.limit:
-            self.limit = self.step + self.interval - 1  # the last line of an epoch may come before its last step
+            self.limit = self.step + self.interval // 2  # the last line of an epoch may come before its last step
         self.epoch, self.step = epoch, step
         self.history.append((now or time.monotonic(), self.done()))
 
@@ -84,7 +84,8 @@ class Progress:
             return f"{self.ranks} ranks: no loss yet, {spoken(now - self.began)}"
         each, total = self.an_epoch(), self.epochs if self.epochs and self.epochs > self.epoch else None
         parts = [f"epoch {self.epoch + 1}" + (f" of {total}" if total else "")] if self.epochs else []
-        parts.append(f"step {self.step}" + (f" of {each}" if each and each >= self.step else ""))
+        parts.append(f"step {self.step}" + (
+            f" of {'about ' * (self.interval > 1 and not self.steps)}{each}" if each and each >= self.step else ""))
         losses = [f"{float(loss):.4g}" if re.fullmatch(r"[-+\d.e]+", loss) else loss
                   for _, loss in sorted(self.losses.items())]
         parts.append("loss " + (" ".join(losses) if len(losses) <= 4 else f"{losses[0]} ... {losses[-1]}"))
