@@ -1,0 +1,66 @@
+"""A script for tests: all-reduces of many kinds, each compared with NumPy; rank 0 prints what was wrong, or "right".
+
+Run by mpirun; the folder of ranks.py is the first argument.
+"""
+
+import ctypes
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, sys.argv[1])
+import mindspore as ms
+import ranks
+from mindspore import nn, ops
+from mindspore.communication import create_group, get_group_size, get_rank, init
+from mindspore.mint.distributed import all_reduce
+
+OPERATIONS = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+ms.set_context(mode=ms.GRAPH_MODE)
+ranks.join()
+init()
+rank, size = get_rank(), get_group_size()
+
+
+class AllReduce(nn.Cell):
+    """An all-reduce as a compiled graph; its backward pass is an all-reduce, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.all_reduce = ops.AllReduce()
+
+    def construct(self, value):
+        return self.all_reduce(value)
+
+
+def data(of_rank, dtype, count):
+    return np.random.RandomState(of_rank).randint(1, 5, count).astype(dtype)  # sums are exact in all types
+
+
+def check(what, found, operation, members, dtype, count):
+    """Print whether a result is NumPy's."""
+    wanted = OPERATIONS[operation](np.stack([data(member, dtype, count) for member in members]), 0).astype(dtype)
+    print(f"{what} of {count} {dtype}: {'right' if np.array_equal(found, wanted) else 'WRONG'}", flush=True)
+
+
+world = list(range(size))
+for dtype, count in itertools.product(("float32", "float16"), (1, 1000, 300_000)):
+    check("sum in a graph", AllReduce()(ms.Tensor(data(rank, dtype, count))).asnumpy(), "sum", world, dtype, count)
+gradient = ms.grad(AllReduce())(ms.Tensor(data(rank, "float32", 5))).asnumpy()
+print(f"gradient: {'right' if (gradient == size).all() else 'WRONG'}", flush=True)
+for operation, dtype in itertools.product(OPERATIONS, ("float32", "int32", "int8")):
+    value = ms.Tensor(data(rank, dtype, 700))
+    all_reduce(value, operation)
+    check(operation, value.asnumpy(), operation, world, dtype, 700)
+for name, members in (("pair", world[:2]), ("backwards", world[::-1])):
+    if rank in members:
+        create_group(name, members)
+        value = ms.Tensor(data(rank, "float32", 700))
+        all_reduce(value, "sum", name)
+        check(f"sum in the group {name}", value.asnumpy(), "sum", members, "float32", 700)
+library = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "mpi_allreduce" in line]
+print(f"sums by MPI: {ctypes.CDLL(library.pop()).sums() if library else 'none'}", flush=True)
+if "--no-leave" not in sys.argv:
+    ranks.leave()

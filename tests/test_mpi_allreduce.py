@@ -1,0 +1,98 @@
+"""The all-reduce by MPI: right sums, all else as MCCL does it, and MCCL wherever it cannot be used."""
+
+import os
+import re
+import shutil
+import sys
+
+import jobs
+import pytest
+
+TOOL = jobs.REPO / "tools/mpi_allreduce.py"
+MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", *["--allow-run-as-root"] * (os.geteuid() == 0), "-n")
+BUILD = "import sys; sys.path.insert(0, {!r}); import mpi_allreduce; print(mpi_allreduce.build())"
+
+
+def copied(folder, *change):
+    """A lesson's ranks.py beside a copy of the tool, with a change of its C code (old, new); returns the lesson."""
+    for name in ("tools", "lesson"):
+        (folder / name).mkdir()
+    shutil.copy(jobs.REPO / "mnist_ddp/ranks.py", folder / "lesson")
+    shutil.copy(TOOL, folder / "tools")
+    text = TOOL.with_suffix(".c").read_text()
+    if change:
+        assert text.count(change[0]) == 1
+        text = text.replace(*change)
+    (folder / "tools" / TOOL.with_suffix(".c").name).write_text(text)
+    return folder / "lesson"
+
+
+def all_reduces(lesson, *options, ranks=3, env=None):
+    return jobs.run(*MPIRUN, ranks, jobs.PYTHON, jobs.REPO / "tests/all_reduces.py", lesson, *options,
+                    cwd=lesson.parent, env={"MS_CPU_COMM_OP_TIMEOUT": "5", **(env or {})})
+
+
+def sums(result):
+    """What each rank said of the sums by MPI."""
+    return re.findall(r"sums by MPI: (\S+)", result.output)
+
+
+def test_all_kinds_are_right_and_the_sums_of_float32_are_mpis(tmp_path):
+    result = jobs.succeeded(all_reduces(copied(tmp_path), "--no-leave"))
+    assert "WRONG" not in result.output
+    assert result.output.count("right") == 20 + 20 + 19  # rank 2 is not in one of the groups
+    assert len(sums(result)) == 3
+    assert min(map(int, sums(result))) >= 5
+    assert "improperly" not in result.output
+
+
+@pytest.mark.parametrize(("old", "new", "found"), [
+    ("operation != SUM ||", "", "max of 700 float32: WRONG"),
+    ("!is_world(group) ||", "", "has waited 5 s in an all-reduce"),
+    ("done = sum(in, out, count)", "done = sum(in, out, count - 1)", "sum of 700 float32: WRONG"),
+])
+def test_planted_bugs_are_found(old, new, found, tmp_path):
+    assert found in all_reduces(copied(tmp_path, old, new)).output
+
+
+def test_mccl_goes_on_where_the_first_sum_differs(tmp_path):
+    result = jobs.succeeded(all_reduces(copied(tmp_path, "MPI_FLOAT, MPI_SUM", "MPI_FLOAT, MPI_MAX"), ranks=2))
+    assert "WRONG" not in result.output
+    assert sums(result) == ["-1", "-1"]
+
+
+def test_mccl_goes_on_without_a_compiler_and_where_it_is_wanted(tmp_path):
+    for env in ({"OMPI_CC": "/no/compiler"}, {"ALL_REDUCE": "MCCL"}):
+        folder = tmp_path / next(iter(env))
+        folder.mkdir()
+        result = jobs.succeeded(all_reduces(copied(folder), ranks=2, env=env))
+        assert "WRONG" not in result.output
+        assert sums(result) == ["none", "none"]
+
+
+def test_ranks_that_build_at_once_get_one_whole_library(tmp_path):
+    tools = copied(tmp_path).parent / "tools"
+    result = jobs.succeeded(jobs.run(*MPIRUN, 6, jobs.PYTHON, "-c", BUILD.format(str(tools)), cwd=tmp_path))
+    assert {line for line in result.output.split() if line.endswith(".so")} == {
+        str(file) for file in (tools / "__pycache__").iterdir() if file.suffix != ".pyc"}
+    assert result.output.count(".so") == 6
+
+
+def test_no_library_where_it_cannot_be_written_or_no_mpirun_started_the_process(tmp_path):
+    tools = copied(tmp_path).parent / "tools"
+    (tools / "__pycache__").write_text("a file, no folder")
+    result = jobs.succeeded(jobs.run(*MPIRUN, 1, jobs.PYTHON, "-B", "-c", BUILD.format(str(tools)), cwd=tmp_path))
+    assert result.output.strip() == "None"
+    (tools / "__pycache__").unlink()
+    result = jobs.succeeded(jobs.run(sys.executable, "-B", "-c", BUILD.format(str(tools)), cwd=tmp_path))
+    assert result.output.strip() == "None"
+    assert not (tools / "__pycache__").exists()
+
+
+def test_hosts_that_cannot_build_say_so_if_mpi_is_demanded(tmp_path):
+    code = "import sys; sys.path.insert(0, {!r}); import mpi_allreduce; mpi_allreduce.set_up()".format(
+        str(copied(tmp_path).parent / "tools"))
+    result = jobs.run(*MPIRUN, 2, "sh", "-c", 'OMPI_COMM_WORLD_LOCAL_SIZE=1 exec "$@"', "sh", jobs.PYTHON, "-c", code,
+                      cwd=tmp_path, env={"ALL_REDUCE": "MPI", "OMPI_CC": "/no/compiler"})
+    assert result.code == 1
+    assert "ALL_REDUCE=MPI needs Open MPI's mpicc, a C compiler" in result.output

@@ -1,0 +1,98 @@
+"""On CPU, lets MPI add up gradients in place of MindSpore's own all-reduce (MCCL), which takes several times as long.
+
+ranks.py calls set_up() in each rank that mpirun started. mpi_allreduce.c, beside this file, is compiled at the first
+use, into __pycache__, by Open MPI's mpicc; without a compiler, or where that folder cannot be written, all stays with
+MCCL. So do other operations than the sum, other numbers than float32, and groups of some ranks: the C code is told.
+With ALL_REDUCE=MCCL in the environment nothing is changed. Ranks on several machines need ALL_REDUCE=MPI, for they
+cannot tell each other in time whether all have a compiler; tools/launch.py looks, and sets it.
+"""
+
+import atexit
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().with_suffix(".c")
+
+
+def set_up():
+    """Let MPI sum in this process, one of the ranks of mpirun; all ranks must call it.
+
+    Returns:
+        What to call at the end of all ranks, with the seconds to wait for them; it does nothing if MPI is not used.
+    """
+    env, wanted = os.environ, os.getenv("ALL_REDUCE", "")
+    size, one_host = env["OMPI_COMM_WORLD_SIZE"], env["OMPI_COMM_WORLD_SIZE"] == env.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    # In a computed plan (dry_run/compute.py), MPI already is at work, and MCCL has little to do.
+    if size == "1" or wanted == "MCCL" or "ASCEND_PLAN" in env or not (one_host or wanted == "MPI"):
+        return abs
+    if one_host:  # all do as rank 0 does, so that no two ranks wait for each other in vain
+        note = Path(env["PMIX_SERVER_TMPDIR"], "all_reduce")
+        if env["OMPI_COMM_WORLD_RANK"] == "0":
+            draft = note.with_suffix(".draft")
+            draft.write_text(build() or "")
+            draft.rename(note)
+        file = wait_for(note)
+    else:
+        file = build()
+        if not file:
+            raise RuntimeError("ALL_REDUCE=MPI needs Open MPI's mpicc, a C compiler, and the right to write into "
+                               f"{SOURCE.parent}/__pycache__; without ALL_REDUCE=MPI the ranks start, too")
+    if not file:
+        return abs
+    # Shared memory and TCP: others take a second to end, or are not meant for a rehearsal on CPU.
+    for name, value in (("pml", "ob1"), ("btl", "self,vader,tcp"), ("btl_vader_single_copy_mechanism", "none")):
+        env.setdefault(f"OMPI_MCA_{name}", value)
+    library = ctypes.CDLL(file)
+    library.finish.argtypes, library.take_over.argtypes = [ctypes.c_double], [ctypes.c_int, ctypes.c_double]
+    library.take_over(int(size), float(env.get("MS_CPU_COMM_OP_TIMEOUT", "300")))
+    atexit.register(library.finish, 2)  # of a script that ends otherwise than by ranks.leave()
+    return library.finish
+
+
+def wait_for(note):
+    """What rank 0 wrote into a file."""
+    for _ in range(6000):
+        if note.exists():
+            return note.read_text()
+        time.sleep(0.01)
+    raise TimeoutError("rank 0 did not say within 60 s how to reduce")
+
+
+def build():
+    """The path of the compiled library, made now if need be; None if that cannot be."""
+    prefix = open_mpi()
+    compiler = prefix and prefix / "bin" / "mpicc"
+    try:
+        made_by = f"{compiler} {compiler.stat().st_mtime_ns} {platform.machine()} {platform.libc_ver()}"
+        key = hashlib.sha256(SOURCE.read_bytes() + made_by.encode()).hexdigest()[:16]
+        library = SOURCE.parent / "__pycache__" / f"{SOURCE.stem}-{key}.so"
+        if not library.is_file():
+            library.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+                draft = Path(folder, library.name)
+                subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", draft, SOURCE, "-lm", "-ldl"], check=True,
+                               stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
+                draft.rename(library)  # whole or not at all: others may be at it, too
+        return str(library)
+    except (AttributeError, OSError, subprocess.SubprocessError):
+        return None
+
+
+def open_mpi():
+    """The folder of the Open MPI that started this process; another one could not join its ranks. None if unknown."""
+    pid = os.getpid()
+    try:
+        while pid > 1:
+            program = Path(os.readlink(f"/proc/{pid}/exe"))
+            if program.name.startswith(("mpirun", "orterun", "orted")):
+                return program.parent.parent
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()[1])
+    except OSError:
+        pass
+    return None
