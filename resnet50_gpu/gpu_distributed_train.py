@@ -9,8 +9,6 @@ As root add --allow-run-as-root, on few CPU cores --oversubscribe.
 Each rank prints its loss, once an epoch where the data are sunk to the card, else once a step, and
 saves ckpt/fruit_360_renet50_<rank>-<epoch>_<step>.ckpt after each epoch; rank 0 prints the result:
     rank size: 4, rank id: 0
-    train dataset batch num: 2115
-    test dataset batch num: 709
     epoch: 1 step: 2115, loss is 4.5366
     eval result: {'accuracy': 0.50}
 What one card alone would not need is marked: grep -n "distributed:" gpu_distributed_train.py

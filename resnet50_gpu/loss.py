@@ -66,5 +66,5 @@ class PrintLoss(Callback):
         pace = (now - before) / steps  # the first step compiles
         left = pace * (about.epoch_num * about.batch_num - step)
         if self.times == 2 and self.rank == 0 and left > 600:
-            print(f"about {left / 3600:.1f} h to go, at {pace:.1f} s a step; options of a small run "
-                  "(with a launcher, after --): --epochs 1 --steps 4 --image-size 32", flush=True)
+            print(f"about {left / 3600:.1f} h to go, at {pace:.1f} s a step; options of a small run"
+                  " (with a launcher, after --): --epochs 1 --steps 4 --image-size 32", flush=True)

@@ -1,0 +1,82 @@
+"""What scripts print, however they are started: nothing of MindSpore's when all is well, short losses, how long it will
+take, and one sentence for bad input."""
+
+import os
+import re
+
+import jobs
+import pytest
+
+MPIRUN = ("mpirun", "-n", "2", "--oversubscribe", *["--allow-run-as-root"] * (os.geteuid() == 0))
+# Each step takes 40 s, by a clock of its own.
+STEPS = """
+import time, types
+import mindspore as ms
+from loss import PrintLoss
+time.monotonic = lambda now=iter(range(0, 9000, 40)): next(now)
+
+def train(every, rank, epochs, loss):
+    print("===", flush=True)
+    printing = PrintLoss(every, rank)
+    for step in range(1, 5):
+        about = types.SimpleNamespace(cur_step_num=step, cur_epoch_num=1, epoch_num=epochs, batch_num=100,
+                                      net_outputs=ms.Tensor(loss * step, ms.float32))
+        printing.on_train_step_end(types.SimpleNamespace(original_args=lambda: about))
+
+train(1, 0, 10, 1.2345678)
+train(2, 0, 10, [0.0012345678])
+train(1, 1, 10, 1e-9)
+train(1, 0, 0.1, 1)
+train(1, 0, 10, float("nan"))
+"""
+TO_GO = "about 11.1 h to go, at 40.0 s a step; options of a small run (with a launcher, after --): " \
+        "--epochs 1 --steps 4 --image-size 32"
+BAD_INPUT = "import ranks, argparse\ndef test_it():\n    argparse.ArgumentParser(prog='x').error('no such data')\n"
+
+
+def test_losses_have_5_digits_and_rank_0_says_how_long_it_will_take(tmp_path):
+    result = jobs.run(jobs.PYTHON, "-c", STEPS, cwd=tmp_path, env={"PYTHONPATH": str(jobs.REPO / "resnet50_ascend")})
+    first, second, other_rank, short, nan = (part.splitlines() for part in result.output.split("===\n")[1:])
+    assert first == ["epoch: 1 step: 1, loss is 1.2346", "epoch: 1 step: 2, loss is 2.4691", TO_GO,
+                     "epoch: 1 step: 3, loss is 3.7037", "epoch: 1 step: 4, loss is 4.9383"]
+    assert second == ["epoch: 1 step: 2, loss is 0.0012346", "epoch: 1 step: 4, loss is 0.0012346", TO_GO]
+    assert len(other_rank) == len(short) == 4
+    assert "to go" not in "".join(other_rank + short)
+    assert nan[-1] == "ValueError: In epoch: 1 step: 1, loss is NAN or INF: training cannot continue"
+
+
+@pytest.mark.parametrize("start", ["mpirun", "msrun", "pytest"])
+def test_nothing_of_mindspore_is_printed_when_all_is_well(start, tmp_path):
+    imports = ["import mindspore as ms", "import ranks"]
+    text = "\n".join([*(imports[::-1] if start == "pytest" else imports),
+                      "from mindspore.communication import get_rank, init",
+                      "def test_it():",
+                      "    ms.set_context(device_target='CPU')  # MindSpore 2.10 warns: deprecated",
+                      "    ranks.join()", "    init()", "    print('rank', get_rank(), flush=True)", "    ranks.leave()",
+                      "if __name__ == '__main__':", "    test_it()", ""])
+    (tmp_path / "script.py").write_text(text)
+    (tmp_path / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
+    command = {"mpirun": [*MPIRUN, "python", "script.py"],
+               "pytest": [*MPIRUN, "python", "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", "script.py"],
+               "msrun": ["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True", "--log_dir=log",
+                         f"--master_port={jobs.free_port()}", "script.py"]}[start]
+    result = jobs.succeeded(jobs.run(*command, cwd=tmp_path))
+    assert sorted(re.findall(r"^rank \d$", result.output, re.MULTILINE)) == ["rank 0", "rank 1"]
+    assert not re.search(r"\[(INFO|WARNING)\] (?!ME\(\d+:\d+,MainProcess\).*_api\.py)", result.output)  # msrun's own
+    assert "deprecated" not in result.output
+
+
+def test_bad_input_is_one_sentence_of_the_whole_job(tmp_path):
+    (tmp_path / "test_it.py").write_text(BAD_INPUT + "if __name__ == '__main__':\n    test_it()\n")
+    (tmp_path / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
+    job = jobs.run(*MPIRUN, "python", "test_it.py", cwd=tmp_path)
+    assert job.code == 2
+    assert job.output.startswith("x: error: no such data\n---")
+    assert job.output.count("no such data") == 1, "the other rank says it, too"
+    in_pytest = jobs.run(jobs.PYTHON, "-m", "pytest", "-s", "test_it.py", cwd=tmp_path)
+    assert in_pytest.code == 2
+    assert "Exit: no such data" in in_pytest.output
+    assert "def error" not in in_pytest.output, "a traceback"
+    alone = jobs.run(jobs.PYTHON, "-c", "import time; time.sleep = print; import test_it; test_it.test_it()",
+                     cwd=tmp_path, env={"RANK_ID": "1"})  # only rank 1 finds a fault: it waits, then says it
+    assert (alone.code, alone.output) == (2, "9\nx: error: no such data\n")
