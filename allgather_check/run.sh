@@ -2,7 +2,7 @@
 # Checks that N processes of this machine can communicate: N cards, or CPU processes if it has none.
 #     bash run.sh [N]
 # N is 4 unless given. Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, 1 for a
-# wrong result.
+# wrong result. Example: bash run.sh 2
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"

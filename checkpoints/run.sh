@@ -5,6 +5,7 @@
 # MODE is data_parallel, hybrid_parallel, or, not on CPU, semi_auto_parallel. Up to R times all
 # ranks start again with --resume if-saved: from what all of them have saved, or from the beginning.
 # Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of the failed rank.
+# Example: bash run.sh data_parallel 2 --restarts 3 -- --ckpt-dir ckpt
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
@@ -16,7 +17,7 @@ if (($# > 0)) && [[ "$1" != -* ]]; then mode="$1"; shift; fi
 if (($# > 0)) && [[ "$1" != -* ]]; then ranks="$1"; shift; fi
 while (($# > 0)) && [[ "$1" != -- ]]; do options+=("$1"); shift; done
 (($# == 0)) || shift
-[[ -n "$ranks" || "${options[*]}" == *-h* ]] ||
+[[ -n "$ranks" || " ${options[*]} $* " == *" -h "* || " ${options[*]} $* " == *" --help "* ]] ||
     { echo "run.sh: it takes MODE and N. Usage: $usage" >&2; exit 2; }
 
 # mpirun -n N --output-filename log_output python train.py --mode MODE ..., checked and watched:

@@ -3,7 +3,7 @@
 #     bash run.sh [DATA_PATH [N]] [-- options of train_ddp.py]
 # DATA_PATH is the folder of the MNIST files (default: the variable DATA_PATH), N the number of
 # processes (4). Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of
-# the rank that failed.
+# the rank that failed. Example: bash run.sh /path/MNIST_Data 4 -- --epochs 2 --lr 0.1
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains on several machines with mpirun, named on the command line. Run it on one of them, which
-# gets rank 0. Needs the folders tools/ and several_machines/ beside this one; its page says more.
+# gets rank 0. Needs the folder tools/ beside this one; several_machines/ has a page on it.
 #     bash run_mpirun_1.sh -H HOST1:SLOTS,HOST2:SLOTS [DATA_PATH [N]] [--interface NAME]
 #         [-- options of train_ddp.py]
 # SLOTS is the number of cards of a machine (or of processes, on CPU), DATA_PATH the folder of the
@@ -8,6 +8,7 @@
 # (all slots), NAME the network interface to use. SSH is the ssh command, with its options (ssh).
 # Logs: log_output/1/rank.0/stdout, ..., each on the machine of the rank.
 # Exit code: 0, 2 for bad input, else that of the rank that failed.
+# Example: bash run_mpirun_1.sh -H 10.0.0.1:8,10.0.0.2:8 /path/MNIST_Data
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"

@@ -2,6 +2,7 @@
 # Trains on several machines with mpirun, listed in a file. Run it on one of them: it gets rank 0.
 #     bash run_mpirun_2.sh HOSTFILE [DATA_PATH [N]] [--interface NAME] [-- options of train_ddp.py]
 # A line of HOSTFILE is HOST slots=NUMBER; # begins a comment. The rest is as in run_mpirun_1.sh.
+# Example: bash run_mpirun_2.sh hostfile /path/MNIST_Data
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"

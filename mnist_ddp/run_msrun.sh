@@ -8,6 +8,7 @@
 # ADDRESS is that of the machine with R = 0, PORT a free port there, SECONDS how long the machines
 # wait for each other (120). Logs: log_msrun/worker_0.log, ...; of machine R log_msrun_R/.
 # Exit code: 0, 2 for bad input, else that of the rank that failed.
+# Example: bash run_msrun.sh /path/MNIST_Data 4 -- --epochs 2 --lr 0.1
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"

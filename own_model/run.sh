@@ -3,6 +3,7 @@
 #     bash run.sh [N] [-- options of train_distributed.py]
 # N is 2 unless given. Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else
 # that of the rank that failed. To start a script of your own: change SCRIPT.
+# Example: bash run.sh 4 --show first
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"

@@ -4,6 +4,7 @@
 #     bash run.sh MODE N --dry-run [-- options]     compile all ranks' Ascend graphs, without a card
 # MODE is data_parallel, hybrid_parallel, or, not on CPU, semi_auto_parallel or auto_parallel.
 # Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of the failed rank.
+# Example: bash run.sh semi_auto_parallel 4 -- --slices 2
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
@@ -15,7 +16,7 @@ if (($# > 0)) && [[ "$1" != -* ]]; then mode="$1"; shift; fi
 if (($# > 0)) && [[ "$1" != -* ]]; then ranks="$1"; shift; fi
 while (($# > 0)) && [[ "$1" != -- ]]; do options+=("$1"); shift; done
 (($# == 0)) || shift
-[[ -n "$ranks" || "${options[*]}" == *-h* ]] ||
+[[ -n "$ranks" || " ${options[*]} $* " == *" -h "* || " ${options[*]} $* " == *" --help "* ]] ||
     { echo "run.sh: it takes MODE and N. Usage: $usage" >&2; exit 2; }
 
 # mpirun -n N --output-filename log_output python parallel_modes.py --mode MODE, and watch it:

@@ -5,7 +5,7 @@
 #     bash run.sh --dry-run [DATA_PATH] RANK_SIZE [-- options of the script]
 # DATA_PATH is the folder cifar-10-batches-bin. Rank 0 runs in device0/, with train.log0 and
 # env0.log there. Variables: DEVICE_TARGET (Ascend, GPU, CPU), RANK_TABLE_FILE, STALL_MINUTES (30).
-# Exit code: 0, 2 for bad input, else that of the rank that failed first.
+# Exit code: 0, 2 for bad input, else the failed rank's. Example: bash run.sh /path/dataset 8
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 [[ "${BASH_SOURCE[0]}" != "$0" ]] || SCRIPT=resnet50_distributed_training.py # run_*.sh have others
@@ -19,7 +19,7 @@ if [[ "${1:-}" == --dry-run ]]; then
     options+=(--dry-run) && shift
     [[ "${2:-}" == [0-9]* ]] || set -- "" "$@" # no DATA_PATH: a stand-in
 fi
-[[ "${1:-}" != -h && "${1:-}" != --help ]] || set -- "" 1 --help
+[[ "${1:-} ${2:-}" != @(-h|--help|-- --help)* ]] || set -- "" 1 "$@"
 (($# > 1)) && [[ "$1 $2" != *--* ]] ||
     { echo "please run the script as: $usage, such as: bash ${0##*/} /path/dataset 8" >&2; exit 2; }
 export DATA_PATH="$1"

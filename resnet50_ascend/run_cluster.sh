@@ -8,6 +8,7 @@
 # env0.log there. Variables: DEVICE_TARGET, STALL_MINUTES (30); on CPU and GPU MS_SCHED_HOST and
 # MS_SCHED_PORT, the same everywhere: an address of the machine with rank 0 (127.0.0.1) and a free
 # port there (28117). Exit code: 0, 2 for bad input, else that of the rank that failed first.
+# Example, on the second machine: bash run_cluster.sh /path/dataset /path/rank_table.json 16 8
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 usage="bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START [-- options]"
@@ -16,7 +17,7 @@ PYTHON="$(command -v python || command -v python3)" ||
 
 options=(--with table --folder device_ --show first --check --usage "$usage")
 [[ "${1:-}" != --dry-run ]] || { options+=(--dry-run) && shift; }
-[[ "${1:-}" != -h && "${1:-}" != --help ]] || set -- "" "" 1 0 --help
+[[ "${1:-} ${2:-}" != @(-h|--help|-- --help)* ]] || set -- "" "" 1 0 "$@"
 if (($# < 4)) || [[ "$1 $2 $3 $4" == *--* ]]; then
     echo "run_cluster.sh: please run the script as: $usage
 For example: bash run_cluster.sh /path/dataset /path/rank_table.json 16 0

@@ -7,6 +7,7 @@
 # (mpirun) or log_msrun/worker_N.log (msrun) those of each. --background returns at once; to end it:
 # kill "$(cat device/train.pid)". Variables: CUDA_VISIBLE_DEVICES, DEVICE_TARGET (GPU, CPU).
 # Exit code: 0, 2 for bad input, else that of the rank that failed first.
+# Example: bash run_gpu.sh /path/dataset 2 -- --sync-bn
 set -euo pipefail
 
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
