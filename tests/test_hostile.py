@@ -35,6 +35,34 @@ def test_variables_of_an_earlier_job_are_named_and_not_handed_on(mnist, tmp_path
         assert said.split() == sorted(stale)
 
 
+@pytest.mark.parametrize(("stale", "sentence", "names"), [
+    ({"RANK_SIZE": "8x"}, "RANK_SIZE is '8x', which is no number", "RANK_SIZE"),
+    ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_SERVER_TMPDIR": "/nowhere"},
+     "mpirun started this process, but none runs", "OMPI_COMM_WORLD_SIZE"),
+    ({"MS_ROLE": "MS_WORKER", "RANK_SIZE": "2"}, "MS_SCHED_PORT or MS_WORKER_NUM is missing", "MS_ROLE RANK_SIZE"),
+    ({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "PORT"},
+     "no scheduler listens on 127.0.0.1:PORT within 0.1 s", "MS_ROLE"),
+    ({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "no.such.host.", "MS_SCHED_PORT": "811800"},
+     "no scheduler listens on no.such.host.:811800 within 0.1 s", "MS_ROLE")])
+def test_a_command_typed_in_a_shell_of_an_earlier_job(stale, sentence, names, tmp_path):
+    """It would wait for other ranks for ever."""
+    port = str(jobs.free_port())
+    check = f"import runpy; runpy.run_path({str(jobs.REPO / 'tools/in_rank.py')!r})['check_variables']()"
+    stale = {name: value.replace("PORT", port) if value == "PORT" else value for name, value in stale.items()}
+    result = jobs.run(jobs.PYTHON, "-c", check, cwd=tmp_path, env={**stale, "MS_TOPO_TIMEOUT": "0.1"})
+    assert result.code == 1
+    assert sentence.replace(":PORT", f":{port}") in result.output
+    assert result.output.endswith(f"an earlier job has left its variables here: unset {names}\n")
+    assert len(result.output.splitlines()) == 1
+
+
+def test_scripts_ask_whether_variables_are_left_over(mnist, tmp_path):
+    result = jobs.run(jobs.PYTHON, MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env={"RANK_SIZE": "x"})
+    assert result.code == 1
+    assert "RANK_SIZE is 'x', which is no number" in result.output
+    assert "Traceback" not in result.output
+
+
 def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
     bad = "a[$(touch PWNED)]"
     for arguments in ((bad,), (2, "--nodes", bad), (2, "--nodes", 2, "--node-rank", bad), (2, "--wait", bad),
