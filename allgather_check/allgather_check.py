@@ -2,14 +2,15 @@
 
     mpirun -n 4 python allgather_check.py       4 cards, or 4 CPU processes where there is no card
     bash run.sh 4                               the same, with checks before the start
-    msrun --worker_num=4 --local_worker_num=4 --join=True allgather_check.py     without Open MPI
-(As root add --allow-run-as-root to mpirun; with fewer than 4 cores and no cards, --oversubscribe.)
-Every rank prints what AllGather brings together, the number of each rank:
+    msrun --master_port=28118 --worker_num=4 --local_worker_num=4 --join=True allgather_check.py
+(msrun: without Open MPI; any free port. mpirun: as root add --allow-run-as-root, with fewer than 4
+cores and no cards --oversubscribe.)
+Rank 0 prints what AllGather brings to all, the number of each rank:
     [[0.]
      [1.]
      [2.]
      [3.]]
-and then whether AllGather, AllReduce and Broadcast gave what they must:
+and every rank whether AllGather, AllReduce and Broadcast gave what they must:
     rank 0 of 4 on node-a, CPU 0: AllGather ok, AllReduce ok, Broadcast ok
 The exit code is 0 if all are right on this rank, 1 if not, 2 if nobody launched several ranks.
 """
@@ -39,14 +40,15 @@ class Net(nn.Cell):
 
 
 def check():
-    """Print the gathered matrix and one line of verdicts; return True if all were right."""
+    """Print the gathered matrix (rank 0) and one line of verdicts; return True if all were right."""
     rank, rank_size = get_rank(), get_group_size()
     outputs = Net()(
         ms.Tensor(np.array([[rank]], np.float32)),
         ms.Tensor(np.array([1, rank], np.float32)),  # sums: N, and 0 + 1 + ... + (N - 1)
         ms.Tensor(np.array([rank + 7], np.float32)))  # afterwards everyone has rank 0's 7
     gathered, reduced, sent = (output.asnumpy() for output in outputs)
-    print(gathered, flush=True)
+    if rank == 0:  # all have the same, as the verdicts say
+        print(gathered, flush=True)
     right = {
         "AllGather": np.array_equal(gathered.ravel(), np.arange(rank_size)),
         "AllReduce": np.array_equal(reduced, [rank_size, rank_size * (rank_size - 1) / 2]),

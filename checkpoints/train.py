@@ -9,7 +9,7 @@
 After each epoch, of 4 steps, rank r saves ckpt/rank_<r>/net-<epoch>_4.ckpt:
     resumed after epoch 5 from ckpt/rank_1/net-5_4.ckpt
     rank 1 of 2 on CPU, hybrid_parallel: weight (512, 64)
-    epoch: 6 step: 1, loss is 0.06099486
+    epoch: 6 step: 1, loss is 0.060995
 What one process alone would not need is marked: grep -n "distributed:" train.py
 """
 
@@ -127,7 +127,7 @@ for epoch in range(first_epoch + 1, args.epochs + 1):
     done = saved.first_step if epoch == first_epoch + 1 else 0
     for step, batch in enumerate(order.reshape(-1, BATCH)[done:], start=done + 1):
         loss = train_step(Tensor(x[batch[mine]]), Tensor(y[batch[mine]]))
-        print(f"epoch: {epoch} step: {step}, loss is {loss}", flush=True)
+        print(f"epoch: {epoch} step: {step}, loss is {float(loss):.5g}", flush=True)
         if saved.is_last(loss) or step == STEPS:
             saved.save(what_to_save(), epoch, step, STEPS, integrated_save=not args.sliced)
 ranks.leave()  # distributed: all ranks end together

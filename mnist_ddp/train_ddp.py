@@ -10,7 +10,7 @@ The second one typed by hand (on a CPU with fewer than 4 cores add --oversubscri
         python train_ddp.py
 Each rank prints its loss every 10 steps, and rank 0 the accuracy over all test images, if any:
     rank 0 of 4 on CPU
-    epoch: 0, step: 0, loss is 2.3025854
+    epoch: 0, step: 0, loss is 2.3022
     accuracy: 0.9370
 What one process alone would not need is marked: grep -n "distributed:" train_ddp.py
 """
@@ -117,7 +117,7 @@ for epoch in range(args.epochs):
             break
         loss = train_step(image, label)
         if step % 10 == 0:
-            print(f"epoch: {epoch}, step: {step}, loss is {loss}", flush=True)
+            print(f"epoch: {epoch}, step: {step}, loss is {float(loss):.5g}", flush=True)
     if test_images:
         net.set_train(False)
         correct = 0

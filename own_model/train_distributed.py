@@ -1,7 +1,7 @@
 """train_alone.py for several processes: ten lines are added or changed, each marked.
 
     mpirun -n 2 python train_distributed.py          checked before and watched: bash run.sh 2
-    msrun --worker_num=2 --local_worker_num=2 --join=True train_distributed.py
+    msrun --master_port=28118 --worker_num=2 --local_worker_num=2 --join=True train_distributed.py
 Each rank prints a loss every 10 steps, and saves ckpt/rank_<rank>/surface-<epoch>_<step>.ckpt:
     rank 1 of 2 on CPU
     epoch: 1 step: 10, loss is 0.1674

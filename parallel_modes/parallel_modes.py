@@ -9,7 +9,7 @@ Ascend cards, or without any card a compilation for them:
     bash run.sh semi_auto_parallel 4 --dry-run    you say how operators are cut, MindSpore does it
     bash run.sh auto_parallel 4 --dry-run         MindSpore decides that, too
 
-Every rank prints what it holds and, in every mode, the loss of the whole batch:
+Every rank prints what it holds, rank 0 in every mode the loss of the whole batch:
     rank 1 of 4 on CPU, hybrid_parallel: weight (512, 32), bias (1,), samples 0-63 of 64
     step: 0, loss is 1.5373
 What one process alone would not need is marked: grep -n "distributed:" *.py
@@ -101,7 +101,8 @@ for step in range(args.steps):
         print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}, {args.mode}: "
               f"weight {net.weight.shape}, bias {net.bias.shape}, "
               f"samples {mine.start}-{mine.stop - 1} of {BATCH}", flush=True)
-    print(f"step: {step}, loss is {loss}", flush=True)
+    if rank == 0:  # all ranks know it: one says it
+        print(f"step: {step}, loss is {float(loss):.5g}", flush=True)
 if args.ckpt_dir:
     folder = args.ckpt_dir / f"rank_{rank}"  # distributed: no two ranks write one file
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ RUN = LESSON / "run.sh"
 SLICED = ("weight", "moments.weight")
 STEPS = 4  # an epoch
 # MindSpore's threads add up the loss in an order of their own: two runs of one command may differ in the last digits.
-SAME = 1e-5
+SAME, PRINTED = 1e-5, 2e-4  # of parameters; of losses, which are printed with 5 digits
 
 
 # ------------------------------------------------------------------------------------------------------- evidence
@@ -161,7 +161,7 @@ def check_goes_on(log, unbroken):
     losses = losses_of(text)
     assert next(iter(losses), None) in (None, (resumed_after(text) + 1, 1)), text
     for step, loss in losses.items():
-        assert abs(loss - unbroken[step]) < SAME, f"{log}, epoch and step {step}: {loss}, unbroken {unbroken[step]}"
+        assert abs(loss - unbroken[step]) < PRINTED, f"{log}, epoch and step {step}: {loss}, unbroken {unbroken[step]}"
 
 
 def test_kills_lose_nothing(tmp_path):
@@ -256,7 +256,7 @@ def test_bytes_that_changed_are_noticed(one, tmp_path):
     assert resumed_after(result.output) == 3
     check = losses_of((tmp_path / "log").read_text())
     assert {step: loss for step, loss in losses_of(result.output).items() if step[0] == 4} == pytest.approx(
-        {step: loss for step, loss in check.items() if step[0] == 4}, abs=SAME)
+        {step: loss for step, loss in check.items() if step[0] == 4}, abs=PRINTED)
 
 
 def test_names_that_are_no_checkpoints_and_drafts(one, tmp_path):
@@ -418,7 +418,7 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
         more = ("--sliced",) if folder == "two" else ()
         resumed = train(tmp_path, mode, ranks, "--ckpt-dir", folder, "--resume", "--epochs", 4, *more)
         for losses in losses_of_ranks(resumed, ranks):
-            assert losses == pytest.approx(expected, abs=SAME)
+            assert losses == pytest.approx(expected, abs=PRINTED)
     two, [whole], [trained] = read(tmp_path / "two", tmp_path / "whole", one / "ck")
     assert jobs.largest_difference(gathered(two), trained) < SAME
     assert jobs.largest_difference(whole, trained) < SAME
@@ -428,7 +428,7 @@ def check_resumed(resumed, one, folder):
     """The epochs 3 and 4 of two ranks, and what they save then, must be those of one process that never stopped."""
     expected = {step: loss for step, loss in losses_of((one / "log").read_text()).items() if step[0] > 2}
     first, second = losses_of_ranks(resumed, 2)  # in data parallel each of its own samples
-    assert {step: (loss + second[step]) / 2 for step, loss in first.items()} == pytest.approx(expected, abs=SAME)
+    assert {step: (loss + second[step]) / 2 for step, loss in first.items()} == pytest.approx(expected, abs=PRINTED)
     saved, [trained] = read(folder, one / "ck")
     assert [rank["weight"].shape for rank in saved] == [(512, 128)] * 2
     assert jobs.largest_difference(gathered(saved), trained) < SAME
@@ -478,7 +478,7 @@ def test_slices_of_semi_auto_parallel_are_merged_and_go_on_elsewhere(one, tmp_pa
     assert same_bits([gathered(two)], [whole])
     expected = {step: loss for step, loss in losses_of((one / "log").read_text()).items() if step[0] > 2}
     resumed = train(tmp_path, "data_parallel", 1, "--ckpt-dir", "whole", "--resume", "--epochs", 4)
-    assert losses_of(resumed.output) == pytest.approx(expected, abs=SAME)
+    assert losses_of(resumed.output) == pytest.approx(expected, abs=PRINTED)
 
 
 @pytest.mark.parametrize("bug", [None, "nobody broadcasts"])
@@ -494,7 +494,7 @@ def test_rank_0_loads_and_broadcast_gives_the_rest(bug, one, tmp_path):
     assert expected[1, 1] < before[1, 1], "it goes on with what was loaded"
     # One process has saved: there is no file of rank 1 that rank 1 could read.
     result = train(tmp_path, "hybrid_parallel", 2, *options, "--ckpt-dir", "b", lesson=lesson)
-    equal = [losses == pytest.approx(expected, abs=SAME) for losses in losses_of_ranks(result, 2)]
+    equal = [losses == pytest.approx(expected, abs=PRINTED) for losses in losses_of_ranks(result, 2)]
     assert equal == [bug is None] * 2, f"expected {expected}:\n{result.output}"
 
 

@@ -69,10 +69,11 @@ def check_equal_to_one(result, folder, ranks, shape, one):
     """The evidence that ranks trained the network of one process: good runs have it, planted bugs do not."""
     assert result.ranks() == dict.fromkeys(range(ranks), ranks)
     assert result.output.count(f": weight {shape}, bias (1,),") == ranks
-    for rank, trace in enumerate(losses_of(result, ranks)):
-        assert len(trace) == STEPS
-        difference = np.abs(np.array(trace) - one.losses).max()
-        assert difference < 1e-5, f"the losses of rank {rank} differ from those of one process by up to {difference}"
+    first, *others = losses_of(result, ranks)
+    assert len(first) == STEPS
+    assert not any(others), "what all ranks know is said by one"
+    difference = np.abs(np.array(first) / one.losses - 1).max()  # 5 digits are printed
+    assert difference < 2e-4, f"the losses of rank 0 differ from those of one process by up to {difference}"
     [saved] = read(folder)
     whole = gathered(saved)
     assert whole.keys() == one.parameters.keys()
