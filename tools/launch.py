@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import select
 import selectors
 import shutil
 import signal
@@ -32,6 +33,7 @@ import options
 import progress
 import stacks
 from saving import Saving
+from servers import Servers
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
 
@@ -144,7 +146,8 @@ def new_folders(args, names):
 class Job:
     """One start of all ranks of this machine (with mpirun on several machines: of all)."""
 
-    def __init__(self, args):
+    def __init__(self, args, servers=None):
+        self.servers = servers
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
         args.jobs.append(self)
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
@@ -208,30 +211,16 @@ class Job:
         files, over = selectors.DefaultSelector(), None
         files.register(self.server, selectors.EVENT_READ)
         files.register(self.wake, selectors.EVENT_READ)
+        for link in self.servers.links.values() if self.servers else ():
+            files.register(link, selectors.EVENT_READ, self.servers)
         while True:
             for key, _ in files.select(0.2):
-                if key.fileobj is self.server:
-                    link = self.server.accept()[0]
-                    agent.end_when_dead(link)
-                    files.register(link, selectors.EVENT_READ, {"rest": b"", "rank": None})
-                elif key.fileobj is self.wake:
-                    number = self.wake.recv(1)[0]
-                    if not self.save_first(number):
-                        self.stopped = True
-                        return 128 + number, None
-                elif not self.hear(key.fileobj, key.data):
-                    files.unregister(key.fileobj)
-                    key.fileobj.close()
-                failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
-                if failed and not self.stopped:
-                    if self.args.launcher != "table":  # was mpirun killed? Linux may have to clear it away yet
-                        time.sleep(0.3)
-                        self.starter = self.started[0].poll()
-                    return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
+                if end := self.take(files, key):
+                    return end
+            self.look_at_the_clock()
             if self.stopped and (result := self.stopped.go_on()):
                 say(f"{self.args.name}: {result}")
                 return 128 + signal.SIGTERM, None
-            self.look_at_the_clock()
             if self.stalled() and self.args.on_stall == "end":
                 self.reason = "ended because no rank gets on (--on-stall end)"
                 return options.STALLED, None
@@ -241,6 +230,33 @@ class Job:
                 if time.monotonic() > over:
                     self.starter, self.stopped = next(filter(None, codes), 0), False
                     return next((code if code > 0 else 128 - code for code in codes if code), 0), None
+
+    def take(self, files, key):
+        """Take in what has come on a connection; returns what watch() is to return, None: it goes on."""
+        if key.fileobj is self.server:
+            link = self.server.accept()[0]
+            agent.end_when_dead(link)
+            files.register(link, selectors.EVENT_READ, {"rest": b"", "rank": None})
+        elif key.fileobj is self.wake:
+            number = self.wake.recv(1)[0]
+            if not self.save_first(number):
+                self.stopped = True
+                return 128 + number, None
+        elif key.data is self.servers:
+            files.unregister(key.fileobj)
+            code, self.reason = self.servers.news(key.fileobj)
+            if code:
+                return code, None
+        elif not self.hear(key.fileobj, key.data):
+            files.unregister(key.fileobj)
+            key.fileobj.close()
+        failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
+        if not failed or self.stopped:
+            return None
+        if self.args.launcher != "table":  # was mpirun killed? Linux may have to clear it away yet
+            time.sleep(0.3)
+            self.starter = self.started[0].poll()
+        return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
 
     def save_first(self, number):
         """A signal has come: do the ranks save before they are ended? Only once, so that a second TERM ends at once."""
@@ -311,7 +327,8 @@ class Job:
         since = time.strftime("%T", time.localtime(time.time() - now + rank["heard"]))
         say(f"{self.args.name}: warning: no rank has written anything for "
             f"{now - max(rank['heard'] for rank in running):.0f} s; quiet longest: rank {rank['rank']}, since {since}; "
-            f"the last line of {self.log_of(rank['rank'])}: {(rank['lines'] or ['none'])[-1]}", sys.stderr)
+            f"the last line of {from_start(self.args, self.log_of(rank['rank']))}: {(rank['lines'] or ['none'])[-1]}",
+            sys.stderr)
         for rank in running:
             self.ask(rank, look=True)
         return False
@@ -360,24 +377,30 @@ def session_of(leader):
     return [pid for pid, stat in stats.items() if stat and stat[3] == str(leader) and stat[0] != "Z"]
 
 
+def from_start(args, log):
+    """A log's path for who has typed the command, also when the job runs in a folder of its own (--in)."""
+    return os.path.join(args.inside or "", log)
+
+
 def report(args, job, code, failed):
     """What came of a job: the losses of all ranks, or which rank failed first, how its log ends, and what may help."""
     if code == 0:
         for number, rank in sorted(job.ranks.items()):
             if rank["losses"]:
                 say(f"rank {number}{args.place(number)}: loss {rank['losses'][0]} -> {rank['losses'][-1]} "
-                    f"({job.log_of(number)})")
+                    f"({from_start(args, job.log_of(number))})")
         accuracy = job.ranks[args.local[0]]["accuracy"]
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)
-    reason = next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
-    reason = reason or job.reason or death_of_starter(args, job)
+    reason = job.reason or next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
+    reason = reason or death_of_starter(args, job)
     args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
     log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")
     lines = rank["lines"] if rank else Path(log).read_text(errors="replace").splitlines()[-30:]
-    say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {log}:", *lines]), sys.stderr)
+    say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
+        sys.stderr)
     hint = known_errors.hint(log, code, lines)
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
@@ -426,13 +449,20 @@ class Both:
 def run(args):
     """Start the ranks, and again after a failure as long as restarts are left; returns the exit code."""
     options = args.options
+    servers = Servers(args, say) if args.restarts and args.meeting else None
     for attempt in range(1, args.restarts + 2):
-        job = Job(args)
+        job = Job(args, servers)
         try:
+            if attempt > 1 and args.target == "Ascend":  # its cards need some time after ranks that failed
+                select.select([job.wake], [], [], 10)
+            if servers:
+                servers.meet(job)
             job.start(options)
             code, failed = job.watch()
         finally:
             job.end()
+        if servers:
+            servers.tell(**({"failed": code} if code else {"ended": True}))
         if job.stopped:
             return code
         code = code if code or job.ranks else 1
@@ -441,7 +471,6 @@ def run(args):
             break
         say(f"{args.name}: restart {attempt} of {args.restarts}")
         options = [*args.options, "--resume=if-saved"]
-        time.sleep(10 if args.target == "Ascend" else 0)  # its cards need some time after ranks that failed
     if args.folder:  # the tutorial's last line
         say(f"training {'failed' if code else 'success'}", sys.stderr if code else sys.stdout)
     return code
@@ -454,7 +483,7 @@ def main(argv):
         check(args)
         if args.inside:
             go_inside(args)
-        for await_others in hooks(args, "await_others"):
+        for await_others in hooks(args, "await_others") if not args.restarts or not args.meeting else ():
             await_others(args, sys.modules[__name__])
         code = run(args)
     except (ValueError, OSError) as error:
