@@ -9,7 +9,6 @@ tools/launch.py, in the folder beside the lesson's, does that with all checks, a
 fails. Without tools/, in a lesson that was copied out, they start plainly.
 """
 
-import argparse
 import contextlib
 import ctypes
 import os
@@ -30,24 +29,14 @@ _end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs doe
 
 
 # ----------------------------------------------------------------------------- when it is imported
+_tools = HERE.parent / "tools" / "in_rank.py"  # looks for more faults, and has MPI add gradients
+_more = runpy.run_path(str(_tools)) if _tools.is_file() else {}
 if os.environ.setdefault("GLOG_v", "3") == "3" and "mindspore" in sys.modules:  # it has read it
     with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
         ms = sys.modules["mindspore"]
         ms.log._get_logger().setLevel("ERROR")
         core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
         ctypes.c_int.in_dll(core, "_ZN3fLI17FLAGS_minloglevelE").value = 2  # errors, as GLOG_v=3
-
-
-def _say_once(parser, message):
-    """parser.error() for a job: one sentence, by one rank; the others wait until that ends them."""
-    rank = os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")
-    time.sleep(0 if rank == "0" else 9)
-    if "pytest" in sys.modules:
-        sys.modules["pytest"].exit(message, 2)
-    parser.exit(2, f"{parser.prog}: error: {message}\n")
-
-
-argparse.ArgumentParser.error = _say_once
 
 
 # ------------------------------------------------------------------------------------ in a script
@@ -58,14 +47,16 @@ def join():
     global _joined, _end_mpi
     import mindspore as ms
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
+    on_cpu = ms.get_context("device_target") == "CPU"
+    if on_cpu and _more:
+        _more["check_variables"]()
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
-    if ms.get_context("device_target") != "CPU":
-        return launched
-    _prepare_cpu()
-    if not launched or ("MS_ROLE" in env and not by_mpirun):  # msrun has set all variables
-        return launched
+    if on_cpu:
+        _prepare_cpu()
+    if not on_cpu or not launched or ("MS_ROLE" in env and not by_mpirun):
+        return launched  # msrun has set all variables
     one_host = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
     note = Path(env.get("PMIX_SERVER_TMPDIR", "."), "scheduler")  # mpirun's folder, one for a host
     if one_host:
@@ -73,14 +64,15 @@ def join():
                    _wait_for(lambda: note.exists() and note.read_text(), "rank 0 did not start"))
     elif not {"MS_SCHED_HOST", "MS_SCHED_PORT"} <= env.keys():
         sys.exit("The ranks run on several hosts: tell them where rank 0 is with mpirun -x "
-                 "MS_SCHED_HOST=<address of its host> -x MS_SCHED_PORT=<a free port there> ...")
+                 "MS_SCHED_HOST=<address of its host> -x MS_SCHED_PORT=<a free port there> ... "
+                 "(or, if no launcher started this process: unset RANK_SIZE OMPI_COMM_WORLD_SIZE)")
     env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank, MS_ROLE="MS_WORKER")
     if rank == "0":
         _start_scheduler()
         if one_host:
             note.write_text(env["MS_SCHED_PORT"])
-    if by_mpirun and (HERE.parent / "tools" / "mpi_allreduce.py").is_file():  # a faster exchange
-        _end_mpi = runpy.run_path(str(HERE.parent / "tools" / "mpi_allreduce.py"))["set_up"]()
+    if by_mpirun and _more:
+        _end_mpi = _more["use_mpi"]()
     _joined = True
     return True
 
@@ -124,8 +116,12 @@ def _take_own_cores():
 
 def _start_scheduler():
     """Start the scheduler as a copy of this process, which ends with it; return once it listens."""
+    where = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
+    if _listens(*where):
+        sys.exit("port {1} of {0} is in use; choose another MS_SCHED_PORT".format(*where))
     sys.stdout.flush()
-    if os.fork() == 0:
+    pid = os.fork()
+    if pid == 0:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         os.environ["MS_ROLE"] = "MS_SCHED"
         from mindspore.communication import init
@@ -133,8 +129,9 @@ def _start_scheduler():
             init()
         finally:
             os._exit(0)
-    where = os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])
-    _wait_for(lambda: _listens(*where), "no scheduler listens on {}:{}".format(*where))
+    _wait_for(lambda: _listens(*where) or os.waitpid(pid, os.WNOHANG)[0], "no scheduler listens")
+    if not _listens(*where):
+        sys.exit("the scheduler that rank 0 started has ended; it says why above")
 
 
 def _meet():
@@ -167,6 +164,7 @@ def _wait_for(answer, failure):
 
 def _listens(*address):
     with socket.socket() as probe:
+        probe.settimeout(2)
         return probe.connect_ex(address) == 0
 
 

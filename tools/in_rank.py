@@ -1,0 +1,70 @@
+"""What a rank's process gets where tools/ lies beside its lesson: ranks.py runs this file when it is imported.
+
+Importing it, bad options become one sentence of the whole job. check_variables() is called before the rank looks for
+the others, use_mpi() when it knows them.
+"""
+
+import argparse
+import importlib.util
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+
+def say_once(parser, message):
+    """parser.error() for a job: one sentence, by one rank; the others wait until that ends them."""
+    rank = os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")
+    time.sleep(0 if rank == "0" else 9)
+    if "pytest" in sys.modules:
+        sys.modules["pytest"].exit(message, 2)
+    parser.exit(2, f"{parser.prog}: error: {message}\n")
+
+
+argparse.ArgumentParser.error = say_once
+
+
+def check_variables():
+    """End with a sentence if variables of an earlier job are left, with which this process would wait for ever."""
+    env = os.environ
+    if not env.get("RANK_SIZE", "1").isdecimal():
+        left_over(f"RANK_SIZE is '{env['RANK_SIZE']}', which is no number")
+    if "OMPI_COMM_WORLD_SIZE" in env and not Path(env.get("PMIX_SERVER_TMPDIR", "/none")).is_dir():
+        left_over("OMPI_COMM_WORLD_SIZE says that mpirun started this process, but none runs")
+    if env.get("MS_ROLE") == "MS_WORKER" and "OMPI_COMM_WORLD_SIZE" not in env:
+        host, port, size = (env.get(f"MS_{name}", "") for name in ("SCHED_HOST", "SCHED_PORT", "WORKER_NUM"))
+        if not (host and port.isdecimal() and size.isdecimal()):
+            left_over("MS_ROLE says that msrun started this process, but MS_SCHED_HOST, MS_SCHED_PORT or MS_WORKER_NUM "
+                      "is missing or no number")
+        seconds = float(env.get("MS_TOPO_TIMEOUT", "60"))
+        end = time.monotonic() + seconds
+        while not listens(host, int(port)):
+            if time.monotonic() > end:
+                left_over(f"no scheduler listens on {host}:{port} within {seconds:g} s")
+            time.sleep(0.02)
+
+
+def left_over(what):
+    """End with a sentence."""
+    names = {"OMPI_COMM_WORLD_SIZE", "RANK_SIZE", "MS_ROLE"} & os.environ.keys()
+    sys.exit(f"{what}. If no launcher started this process, an earlier job has left its variables here: unset "
+             f"{' '.join(sorted(names))}")
+
+
+def listens(host, port):
+    """Does anybody listen there?"""
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def use_mpi():
+    """Let MPI add up gradients on CPU; returns what ends that, to be called with seconds."""
+    file = Path(__file__).resolve().parent / "mpi_allreduce.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.set_up()
