@@ -69,7 +69,7 @@ def test_ten_lines_are_marked():
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["0"], "whole number from 1, not '0'"),
-    (["2", "3"], "[-- options of train_distributed.py]\nrun.sh: error: unrecognized arguments: 3"),
+    (["2", "3"], "run.sh: error: unrecognized arguments: 3 (bash run.sh --help explains all)"),
     (["2", "--epochs", "1"], "unrecognized arguments: --epochs 1")])
 def test_bad_input(arguments, sentence, tmp_path):
     result = jobs.run("bash", LESSON / "run.sh", *arguments, cwd=tmp_path)
