@@ -77,6 +77,10 @@ def read(args, table):
                          f"{' '.join(starts)}; give the one of this machine")
     server = servers[int(args.first or 0)]
     args.local = [rank for rank in range(args.n) if servers[rank] == server]
+    if args.first is not None and len(starts) > 1:  # with --restarts their launchers meet here
+        host = servers[0] if args.target == "Ascend" else os.getenv("MS_SCHED_HOST", "127.0.0.1")
+        port = os.getenv("MS_SCHED_PORT", "28117")
+        args.meeting = host, int(port) + 1 if port.isdigit() else 0, [int(start) for start in starts]
     return servers
 
 

@@ -244,7 +244,7 @@ class Job:
                 return 128 + number, None
         elif key.data is self.servers:
             files.unregister(key.fileobj)
-            code, self.reason = self.servers.news(key.fileobj)
+            code, self.reason, self.stopped = self.servers.news(key.fileobj)
             if code:
                 return code, None
         elif not self.hear(key.fileobj, key.data):
@@ -462,7 +462,7 @@ def run(args):
         finally:
             job.end()
         if servers:
-            servers.tell(**({"failed": code} if code else {"ended": True}))
+            servers.tell(code=code, stopped=bool(job.stopped))
         if job.stopped:
             return code
         code = code if code or job.ranks else 1

@@ -159,9 +159,10 @@ def prepare_msrun(args, launch):
     os.environ.setdefault("MS_NODE_TIMEOUT", "10")
     os.environ.setdefault("MS_HEARTBEAT_RETRY_TIMEOUT", "5")
     os.environ.setdefault("MS_RECEIVE_MSG_TIMEOUT", "5")
-    if not here:
-        await_master(args)
     first = args.n // nodes * int(rank)
+    args.meeting = address, int(args.master_port) + 1, list(range(0, args.n, args.n // nodes))  # with --restarts
+    if not here and not args.restarts:
+        await_master(args)
     args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{rank}"
     args.command = [f"--node_rank={rank}", f"--master_addr={address}",
                     f"--master_port={args.master_port}", f"--cluster_time_out={args.wait}"]

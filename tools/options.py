@@ -23,7 +23,7 @@ STALLED = 75  # the exit code of --on-stall end
 VARIABLES = (
     ("DATA_PATH", "the folder of the data, where none is named"),
     ("DEVICE_TARGET", "Ascend, GPU or CPU (what this machine has)"),
-    ("STALL_MINUTES", "say where the ranks stand when none has written anything for so long (30)"),
+    ("STALL_MINUTES", "when no rank has written for so long, say where each stands (30)"),
     ("RANK_TABLE_FILE", "the rank table, for launchers that take one"),
     ("MS_SCHED_HOST, ..._PORT", "where the ranks meet (an address of this machine, a free port)"),
     ("CUDA_VISIBLE_DEVICES", "the NVIDIA cards to use (all)"),
@@ -36,7 +36,7 @@ EXIT_CODES = (
     (str(STALLED), "no rank got on for STALL_MINUTES (--on-stall end)"),
     ("124", "--time-limit was reached"),
     ("130, 143", "ended by Ctrl-C, by TERM"),
-    ("others", "that of the rank that failed first; 137 is kill -9 (128 + number of the signal)"),
+    ("others", "the failed rank's; 128 + number of a signal, so 137 after kill -9"),
 )
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -131,7 +131,7 @@ def parse(argv):
     own, options = argv[:cut], argv[cut + 1:]
     words = next((own[place + 1] for place, word in enumerate(own[:-1]) if word == "--usage"), "").split()
     lesson, modules, parser = Path(own[own.index("--lesson") + 1]), [], new_parser(words)
-    parser.set_defaults(dry_run=False, first=None, scheduler=None)  # neighbours ask for each other's
+    parser.set_defaults(dry_run=False, first=None, scheduler=None, meeting=None)  # neighbours ask for each other's
     for name, (heading, needing) in NEIGHBOURS.items():
         file = next((place for place in (ROOT / name, lesson / name) if place.is_file()), None)
         missing = set(needing) & set(own) if not file else None

@@ -1,0 +1,103 @@
+"""Jobs with a launcher on each server (run_cluster.sh, msrun --nodes) that start again: the launchers meet each time.
+
+The launcher of rank 0 listens one port above the scheduler's; the others come to it before every start, and all start
+when all are there. A launcher whose ranks have failed says so, and the others then end theirs at once. Only with
+--restarts: without it nothing listens, and a server notices by MindSpore's own means that another one has failed.
+"""
+
+import contextlib
+import json
+import select
+import socket
+import time
+
+
+class Servers:
+    """The other servers of a job.
+
+    Args:
+        args: of the launcher; args.meeting is (address, port, first ranks of all servers), args.local[0] this one's.
+        say: prints a line.
+    """
+
+    PATIENCE = 120  # seconds that servers wait for each other
+
+    def __init__(self, args, say):
+        self.host, self.port, self.all = args.meeting
+        self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
+        self.door, self.asked = None, None
+        if self.own == 0:
+            try:
+                self.door = socket.create_server((self.host, self.port), backlog=99)
+            except OSError as error:
+                raise ValueError(f"with --restarts the other servers' launchers come to {self.host}:{self.port}, where "
+                                 f"this one cannot listen: {error.strerror}; set MS_SCHED_PORT (--master-port) to "
+                                 "another port: it is the next one") from None
+
+    def meet(self, job):
+        """Wait until the launchers of all servers are here; returns early when a signal has come.
+
+        Raises:
+            ValueError: they did not come.
+        """
+        self.links, deadline, said = {}, time.monotonic() + self.PATIENCE, False
+        while not self.complete():
+            if select.select([job.wake], [], [], 0)[0]:
+                return
+            if time.monotonic() > deadline:
+                raise ValueError(f"no launcher of the other servers within {self.PATIENCE} s at {self.host}:"
+                                 f"{self.port}; start it on each of them, with the same number of --restarts")
+            self.let_in() if self.door else self.call_on()
+            if not said and not self.complete():
+                said = not self.say(f"{self.name}: waiting for the launchers of the other servers at {self.host}:"
+                                    f"{self.port}")
+        for link in self.links.values() if self.door else ():
+            link.sendall(b"go\n")
+
+    def complete(self):
+        return len(self.links) == (len(self.all) - 1 if self.door else 1)
+
+    def let_in(self):
+        """On the first server: somebody may come."""
+        if select.select([self.door], [], [], 0.2)[0]:
+            link = self.door.accept()[0]
+            link.settimeout(5)
+            with contextlib.suppress(OSError, ValueError):
+                first = int(link.recv(99).decode())
+                if first in self.all[1:]:
+                    self.links[first] = link
+
+    def call_on(self):
+        """On another server: go to the first, and wait until it says that all are there."""
+        try:
+            if not self.asked:
+                self.asked = socket.create_connection((self.host, self.port), timeout=5)
+                self.asked.sendall(b"%d\n" % self.own)
+            elif select.select([self.asked], [], [], 0.2)[0]:
+                self.links = {0: self.asked} if self.asked.recv(3) == b"go\n" else {}
+                self.asked = None
+        except OSError:
+            self.asked = None
+            time.sleep(0.2)
+
+    def tell(self, **what):
+        """Tell all other servers how it has ended here: the exit code, and whether somebody wanted it."""
+        for link in self.links.values():
+            with contextlib.suppress(OSError):
+                link.sendall(json.dumps(what).encode() + b"\n")
+                link.close()
+        self.links = {}
+
+    def news(self, link):
+        """How it has ended on a server: (exit code, what to say of it, did somebody want it?)."""
+        first = next(rank for rank, its in self.links.items() if its is link)
+        del self.links[first]
+        said = {"code": 1, "stopped": False}
+        sentence = f"the launcher of the ranks from {first} on has vanished"
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads(link.recv(999))
+            sentence = f"the ranks from {first} on, on another server, have ended with exit code {said['code']}; see there"
+        link.close()
+        if self.door and said["code"]:
+            self.tell(**said)
+        return said["code"], sentence, said["stopped"]
