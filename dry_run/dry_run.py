@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import struct
@@ -39,21 +40,28 @@ def numbers(text):
     """'0,8-10' -> [0, 8, 9, 10]."""
     found = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
+        first, last = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part).groups()
         found += range(int(first), int(last or first) + 1)
     return sorted(set(found))
+
+
+def whole(text):
+    """A number of ranks or the like: '8' -> 8."""
+    if not re.fullmatch("[0-9]{1,5}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number below 100000")
+    return int(text)
 
 
 def arguments():
     """The command line, checked."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s --rank-size N [options] SCRIPT [args ...]", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rank-size", type=int, required=True, metavar="N", help="ranks of the whole job")
+    parser.add_argument("--rank-size", type=whole, required=True, metavar="N", help="ranks of the whole job")
     parser.add_argument("--ranks", metavar="LIST", help="which to compile, as 0,8-15; default: all")
-    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at a time; default: by cores and memory")
+    parser.add_argument("--jobs", type=whole, metavar="N", help="ranks at a time; default: by cores and memory")
     parser.add_argument("--timeout", type=float, default=900, metavar="S",
                         help="seconds a rank may take; default: %(default)s")
-    parser.add_argument("--runs", type=int, default=1, metavar="N",
+    parser.add_argument("--runs", type=whole, default=1, metavar="N",
                         help="end a rank when a graph would run more often than this; default: %(default)s; "
                         "more for scripts that run one graph several times a step")
     parser.add_argument("--data", choices=("cifar10", "mnist"),
@@ -68,12 +76,12 @@ def arguments():
         parser.error(f"--rank-size {options.rank_size}: a job has at least 1 rank")
     try:
         options.ranks = numbers(options.ranks) if options.ranks else list(range(options.rank_size))
-    except ValueError:
+    except AttributeError:  # no match
         parser.error(f"--ranks {options.ranks}: write ranks as 0,8-15")
     if not options.ranks or options.ranks[0] < 0 or options.ranks[-1] >= options.rank_size:
         parser.error(f"--ranks: a job of {options.rank_size} has the ranks 0 to {options.rank_size - 1}")
     for name in ("jobs", "timeout", "runs"):
-        if getattr(options, name) is not None and getattr(options, name) <= 0:
+        if getattr(options, name) is not None and not getattr(options, name) > 0:  # nor nan
             parser.error(f"--{name} {getattr(options, name)}: must be above 0")
     if not Path(options.script).is_file():
         parser.error(f"{options.script}: no such script")

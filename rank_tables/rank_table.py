@@ -157,11 +157,16 @@ def write_table(servers: list[Server], label: str, arguments: argparse.Namespace
     if path is None:
         sys.stdout.write(text)
         return 0
-    temporary = f"{path}.{os.getpid()}.tmp"
+    target = os.path.realpath(path)  # of a link what it names
+    temporary = f"{target}.{os.getpid()}.tmp"
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout, which must stay what it is
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            return 0
         with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
         if os.path.exists(temporary):
             os.unlink(temporary)

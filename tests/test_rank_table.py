@@ -616,6 +616,19 @@ def test_output_is_whole_or_not_at_all(fake, tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["table.json"]
 
 
+def test_output_to_what_is_no_file_leaves_it_what_it_is(fake, tmp_path):
+    give(fake, {0: "192.168.0.2"})
+    target, link, pipe = (tmp_path / name for name in ("table.json", "link", "pipe"))
+    link.symlink_to(target)
+    assert make(fake, None, "0", "-o", link, "--force").returncode == 0
+    assert link.is_symlink() and json.loads(target.read_text())["status"] == "completed"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert make(fake, None, "0", "-o", pipe, "--force").returncode == 0  # as root, /dev/null would have been replaced
+    assert pipe.is_fifo() and os.read(reader, 9999) == target.read_bytes()
+    os.close(reader)
+
+
 # ---------------------------------------------------------------------- merge
 
 def server_table(path, server_id, first=0, number=2, **changes):
