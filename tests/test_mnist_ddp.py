@@ -188,7 +188,7 @@ def damaged(mnist, folder, name, content):
     (["{mnist}", "two"], "not 'two'"),
     (["{mnist}", "99999"], "MB of memory"),
     (["{mnist}", "2", "3"], "unrecognized arguments: 3"),
-    (["{mnist}", "2", "--lr", "1"], "[-- options of train_ddp.py]\nLAUNCHER: error: unrecognized arguments: --lr 1"),
+    (["{mnist}", "2", "--lr", "1"], "LAUNCHER: error: unrecognized arguments: --lr 1; options of train_ddp.py go"),
     (["{mnist}", "2", "--", "--speed", "9"], "unrecognized arguments: --speed 9"),
     (["{mnist}", "2", "--", "--epochs", "0"], "must be greater than 0"),
     (["{mnist}", "2", "--", "--steps", "0"], "must be greater than 0"),

@@ -21,16 +21,14 @@ def prepare(args):
     args.began = time.time()
     if not args.report:
         return
-    path = os.path.realpath(args.report)
     try:
-        if os.path.lexists(path) and not os.path.isfile(path):
-            raise OSError(0, "it is no ordinary file")
-        trial = partly(path)
+        trial = partly(place_of(args.report))
         os.close(os.open(trial, os.O_WRONLY | os.O_CREAT, 0o666))
         os.unlink(trial)
     except OSError as error:
-        raise ValueError(f"--report {args.report} cannot be written: {error.strerror}; name a file in a folder where "
-                         "you may write") from None
+        name, args.report = args.report, None
+        raise ValueError(f"--report {name} cannot be written: {error.strerror}; name a file in a folder where you may "
+                         "write") from None
 
     def end(number, _):
         raise SystemExit(128 + number)
@@ -38,6 +36,14 @@ def prepare(args):
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end)
+
+
+def place_of(name):
+    """Where links lead; OSError for what must not be replaced by a file: folders, /dev/null."""
+    path = os.path.realpath(name)
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise OSError(0, "it is no ordinary file")
+    return path
 
 
 def partly(path):
@@ -52,8 +58,8 @@ def finish(args, code, say):
             sys.stderr)
         code = TIMED_OUT
     if args.report:
-        path = os.path.realpath(args.report)
         try:
+            path = place_of(args.report)
             with open(partly(path), "w", encoding="utf-8") as file:
                 json.dump(content(args, code), file, indent=1)
                 file.write("\n")

@@ -1,0 +1,358 @@
+"""The options of every launcher, and what it looks at before the start: real mpirun and msrun, small scripts."""
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jobs
+import pytest
+
+sys.path.insert(0, str(jobs.REPO / "tools"))
+import before
+import binding
+import job_report
+import options
+import progress
+
+LAUNCHERS = [jobs.REPO / name for name in jobs.run(
+    "git", "ls-files", "*run*.sh", ":!tests", cwd=jobs.REPO).output.split() if not name.startswith(".ci")]
+ENTRY = jobs.REPO / "own_model" / "ranks.py"
+CPU = {"DEVICE_TARGET": "CPU"}
+HIDDEN = ("--lesson", "--usage", "--plan", "--folder", "--in ")
+# A rank without MindSpore: it says who it is, prints losses, and does what its first argument says.
+RANK = '''
+import os, sys, time
+rank = os.getenv("RANKS_RANK")
+if rank is None:
+    sys.exit()  # msrun's scheduler
+open("started", "w").close()
+print(f"rank {rank} on cores {sorted(os.sched_getaffinity(0))}", flush=True)
+for epoch in range(2):
+    for step in range(0, 20, 10):
+        print(f"epoch: {epoch}, step: {step}, loss is {2 - epoch - step / 100 + int(rank) / 1000}", flush=True)
+        time.sleep(float(os.getenv("PAUSE", "0")))
+if "fail" in sys.argv and rank == "1":
+    print("ValueError: planted", flush=True)
+    sys.exit(7)
+if "sleep" in sys.argv or "fail" in sys.argv:
+    print("sleeping", flush=True)
+    time.sleep(300)
+if "--resume=if-saved" not in sys.argv and "fail-once" in sys.argv:
+    sys.exit(5)
+'''
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "rank.py"
+    file.write_text(RANK)
+    return file
+
+
+def command(script, *given, ranks=2, how="mpirun", then=()):
+    return (jobs.PYTHON, ENTRY, "-n", ranks, "--with", how, script, *given, *(("--", *then) if then else ()))
+
+
+def launch(script, *given, env=None, **others):
+    return jobs.run(*command(script, *given, **others), cwd=script.parent, env={**CPU, **(env or {})}, timeout=60)
+
+
+# ------------------------------------------------------------------------------------------------------------ --help
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda file: str(file.relative_to(jobs.REPO)))
+def test_help_explains(launcher, tmp_path):
+    assert len(LAUNCHERS) >= 17
+    result = jobs.run("bash", launcher, "--help", cwd=tmp_path)
+    assert result.code == 0, result.output
+    text = result.output
+    parts = [text.index(part) for part in (f"usage: bash {launcher.name} ", "Example", "\noptions:\n", "--report",
+                                           "\nvariables:\n  DATA_PATH", "\nexit codes:\n  0 ")]
+    assert parts == sorted(parts)
+    assert re.search(rf"Example.*: bash {launcher.name} ", text)
+    assert not [word for word in HIDDEN if re.search(rf"(?<![\w-]){word}", text)]
+    assert max(map(len, text.splitlines()[1:])) <= 100
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("launcher", "option"), [
+    ("parallel_modes/run.sh", "--search-mode"), ("resnet50_ascend/run_cluster.sh", "--no-sink")])
+def test_the_scripts_own_options(launcher, option, tmp_path):
+    result = jobs.run("bash", jobs.REPO / launcher, "--", "--help", cwd=tmp_path)
+    assert result.code == 0, result.output
+    assert option in result.output
+    assert "--time-limit" not in result.output
+
+
+@pytest.mark.parametrize(("given", "sentence"), [
+    (("--restart", 3, "--ranks", 2), "unrecognized arguments: --ranks 2"),
+    (("--rstarts", 3), "unrecognized arguments: --rstarts 3; did you mean --restarts?"),
+    (("--lr", 1), "unrecognized arguments: --lr 1; options of rank.py go after --"),
+    (("--time-limit", "soon"), "'soon' is no time; write minutes, such as 90, or 1h30m"),
+    (("--time-limit", "0"), "'0' is no time"),
+    (("--show", "x"), "'x' names no ranks; write all, first, or ranks such as 0,3"),
+    (("--show", "0,2"), "--show names rank 2, but there are ranks 0 to 1"),
+    (("--bind", "core"), "invalid choice: 'core'"),
+    (("--restarts", 1), "--restarts takes a whole number, and needs -- --ckpt-dir DIR"),
+    (("--report", "/"), "--report / cannot be written: it is no ordinary file"),
+    (("--report", "."), "it is no ordinary file"),
+    (("--report", "nowhere/report.json"), "nowhere/report.json cannot be written: No such file or directory; name"),
+])
+def test_bad_options_are_one_line_before_the_start(given, sentence, script):
+    result = launch(script, *given)
+    assert result.code == 2
+    assert sentence in result.output
+    assert result.output.count("\n") == 1, result.output
+    assert [file.name for file in script.parent.iterdir()] == ["rank.py"]
+
+
+def test_an_error_of_the_scripts_check_comes_without_its_usage(script):
+    script.write_text("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--check')\n"
+                      "parser.add_argument('--epochs', type=int)\nparser.parse_args()\n")
+    result = launch(script, "--check", then=("--epochs", "x"))
+    assert result.code == 2
+    assert result.output == "rank.py: error: argument --epochs: invalid int value: 'x'\n"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("90", 5400), ("1.5", 90), ("1h30m", 5400), ("45s", 45), ("2d", 172800), ("1m30s", 90)])
+def test_times(text, seconds):
+    assert options.duration(text) == seconds
+
+
+# ----------------------------------------------------------------------------------- how long, what is shown, a report
+def report_of(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.parametrize("how", ["mpirun", "msrun", "table"])
+def test_time_limit_timestamps_shown_ranks_own_cores_and_the_report(how, script):
+    result = launch(script, "--time-limit", "12s" if how == "msrun" else "6s", "--timestamps", "--show", "1", "--bind",
+                    "cores", "--report", "report.json", how=how, then=("sleep",))
+    assert result.code == 124, result.output
+    assert re.search(r"^ranks.py: ended after \d+ s, the --time-limit; exit code 124$", result.output, re.MULTILINE)
+    assert not result.left_over
+    shown = re.findall(r"^\d\d:\d\d:\d\d \[rank (\d)\] rank (\d) on cores \[([\d, ]*)\]$", result.output, re.MULTILINE)
+    cores = sorted(os.sched_getaffinity(0))
+    share = cores[len(cores) // 2:len(cores) // 2 * 2] if len(cores) > 1 else cores
+    assert shown == [("1", "1", ", ".join(map(str, share)))]
+    assert "[rank 0]" not in result.output
+    report = report_of(script.parent)
+    assert (report["exit_code"], report["ended_by"], report["restarts"]) == (124, "time limit", 0)
+    assert (report["launcher"], report["target"], report["world_size"]) == (how, "CPU", 2)
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    assert [(rank["first_loss"], rank["last_loss"], rank["lines"]) for rank in report["ranks"]] == [
+        (2.0, 0.9, 6), (2.001, 0.901, 6)]
+    assert "sleeping" in Path(report["ranks"][0]["log"]).read_text()
+    assert 5 < report["seconds"] < 12 + jobs.soon()
+
+
+def test_the_report_of_a_success_and_of_a_failure(script):
+    result = jobs.succeeded(launch(script, "--report", "report.json"))
+    report = report_of(script.parent)
+    assert (report["exit_code"], report["ended_by"], report["first_failure"]) == (0, None, None)
+    assert report["last_loss"] == 0.9
+    assert [rank["exit_code"] for rank in report["ranks"]] == [0, 0]
+    assert report["versions"]["mindspore"].startswith("2.")
+    assert report["versions"]["mpirun"].startswith("4.")
+    assert "ranks.py: " not in result.output
+    again = jobs.run(*report["command"], cwd=report["folder"], env=CPU)
+    assert again.code == 0, "its command does the same again"
+    result = launch(script, "--report", "report.json", then=("fail",))
+    report = report_of(script.parent)
+    assert result.code == report["exit_code"] == 7
+    assert {**report["first_failure"], "host": "?"} == {"rank": 1, "host": "?", "exit_code": 7, "why": None}
+    assert {rank["rank"]: rank["exit_code"] for rank in report["ranks"]}[1] == 7
+
+
+@pytest.mark.parametrize(("number", "code", "name"), [(signal.SIGINT, 130, "SIGINT"), (signal.SIGTERM, 143, "SIGTERM")])
+def test_the_report_of_a_job_that_a_signal_ended(number, code, name, script):
+    with jobs.Job(*command(script, "--report", "report.json", then=("sleep",)), cwd=script.parent, env=CPU) as job:
+        job.wait_for(r"\[rank 1\] sleeping")
+        os.kill(job.process.pid, number)
+        result = job.finish()
+    assert result.code == code, result.output
+    assert not result.left_over
+    assert (report_of(script.parent)["exit_code"], report_of(script.parent)["ended_by"]) == (code, name)
+
+
+def test_a_signal_before_the_ranks_is_in_the_report(script):
+    script.write_text("import time\nopen('checking', 'w').close()\ntime.sleep(300)\n")
+    with jobs.Job(*command(script, "--check", "--report", "report.json"), cwd=script.parent, env=CPU) as job:
+        deadline = time.monotonic() + 60
+        while not (script.parent / "checking").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish()
+    assert result.code == 143, result.output
+    assert not result.left_over
+    assert report_of(script.parent)["ended_by"] == "SIGTERM"
+    assert report_of(script.parent)["ranks"] == []
+
+
+def test_a_report_is_whole_or_not_there(script):
+    (script.parent / "report.json").write_text("of an earlier job")
+    with jobs.Job(*command(script, "--report", "report.json", then=("sleep",)), cwd=script.parent, env=CPU) as job:
+        job.wait_for(r"\[rank 1\] sleeping")
+        os.kill(job.process.pid, signal.SIGKILL)
+    assert (script.parent / "report.json").read_text() == "of an earlier job"
+    assert not list(script.parent.glob(".report*"))
+
+
+def test_a_report_never_takes_the_place_of_what_is_no_file(script):
+    fifo = script.parent / "fifo"
+    os.mkfifo(fifo)
+    (script.parent / "link").symlink_to(fifo)
+    for name in ("fifo", "link"):
+        result = launch(script, "--report", name)
+        assert result.code == 2
+        assert result.output.endswith(f"/{name} cannot be written: it is no ordinary file; name a file in a folder "
+                                      "where you may write\n")
+    args = options.parse(["--lesson", str(script.parent), "-n", "2", "--report", str(fifo), str(script)])
+    args.began, said = 0, []
+    assert job_report.finish(args, 3, lambda line, to: said.append(line)) == 3
+    assert said == [f"ranks.py: the report {fifo} could not be written: it is no ordinary file"]
+    assert fifo.is_fifo()
+
+
+def test_restarts_are_counted(script):
+    result = launch(script, "--restarts", 2, "--report", "report.json", then=("fail-once", "--ckpt-dir", "ckpt"))
+    assert result.code == 0, result.output
+    assert report_of(script.parent)["restarts"] == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- --bind
+def test_shares_of_cores_and_numa_nodes(tmp_path):
+    for node, cores in enumerate(("0-3,8-11", "4-7,12-15")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(cores + "\n")
+    every, low, high = set(range(16)), {0, 1, 2, 3, 8, 9, 10, 11}, {4, 5, 6, 7, 12, 13, 14, 15}
+    assert [binding.share("numa", place, 4, every, tmp_path) for place in range(4)] == [low, low, high, high]
+    assert [binding.share("numa", place, 1, every, tmp_path) for place in range(1)] == [low]
+    assert [binding.share("numa", place, 2, {4, 5}, tmp_path) for place in range(2)] == [{4, 5}, {4, 5}]
+    assert binding.share("numa", 1, 2, {4, 5}, tmp_path / "none") == {4, 5}
+    assert [binding.share("cores", place, 3, every) for place in range(3)] == [
+        set(range(5)), set(range(5, 10)), set(range(10, 15))]
+    assert [binding.share("cores", place, 3, {2, 7}) for place in range(3)] == [{2}, {7}, {2}]
+
+
+@pytest.mark.parametrize("how", ["numa", "no"])
+def test_ranks_that_share_their_cores(how, script):
+    result = jobs.succeeded(launch(script, "--bind", how))
+    allowed = os.sched_getaffinity(0)
+    wanted = {place: sorted(binding.share("numa", place, 2, allowed) if how == "numa" else allowed) for place in (0, 1)}
+    assert {int(rank): json.loads(cores) for rank, cores in re.findall(
+        r"^\[rank (\d)\] rank \d on cores (\[.*\])$", result.output, re.MULTILINE)} == wanted
+
+
+# ----------------------------------------------------------------------------------------------------- the moving line
+TERMINAL = '''
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.environ.update(TERM="xterm", COLUMNS="100")
+    os.execv(sys.argv[1], sys.argv[1:])
+try:
+    while data := os.read(terminal, 65536):
+        os.write(1, data)
+except OSError:
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+'''
+
+
+def test_a_moving_line_on_a_terminal_and_nothing_of_it_elsewhere(script):
+    result = jobs.run(jobs.PYTHON, "-c", TERMINAL, *command(script, then=("--epochs", 2, "--batch-size", 8)),
+                      cwd=script.parent, env={**CPU, "PAUSE": "0.6"})
+    assert result.code == 0, result.output
+    lines = [line.rsplit("\x1b[2K", 1)[-1] for line in result.output.splitlines()]  # what ends in \r is a line, too
+    assert re.fullmatch(r"2 ranks: no loss yet, \d s", lines[1])
+    assert any(re.fullmatch(r"epoch 1 of 2, step 11, loss 1.9 1.901, [\d.]+ samples/s", line) for line in lines)
+    assert any(re.fullmatch(r"epoch 2 of 2, step 11 of about 16, loss 0.9 0.901, [\d.]+ samples/s, \d s left", line)
+               for line in lines), lines
+    assert "[rank 1] epoch: 1, step: 10, loss is 0.901" in lines, "the ranks' lines stay as they are"
+    assert lines[-1].startswith("rank 1: loss 2.001 -> 0.901"), "it is gone at the end"
+    result = jobs.succeeded(launch(script, then=("--epochs", 2)))
+    assert "\x1b" not in result.output
+    assert "no loss yet" not in result.output
+
+
+def test_progress_of_loss_monitor_and_of_steps_alone(tmp_path):
+    line = progress.Progress()
+    line.ranks, line.epochs, line.batch = 2, 3, 32
+    for epoch in (1, 2):
+        for step in (1, 2, 3, 4):
+            line.read(0, f"epoch: {epoch} step: {step}, loss is 2.1234567", epoch * 4 + step)
+    assert line.text(12) == "epoch 2 of 3, step 4 of 4, loss 2.123, 64 samples/s, 4 s left"
+    line = progress.Progress()
+    line.ranks, line.steps = 8, 20
+    for rank in range(8):
+        for step in (0, 1):
+            line.read(rank, f"step: {step}, loss is {'nan' if rank == 7 else rank}", 1 + step)
+    assert line.text(2) == "step 2 of 20, loss 0 ... nan, 1 steps/s, 18 s left"
+    script = tmp_path / "script.py"
+    script.write_text('add("--epochs", type=at_least(1), default=10)\nadd("--steps", type=int)\n')
+    assert [progress.option(name, ["--lr", "1"], script) for name in ("--epochs", "--steps")] == [10, None]
+    assert progress.option("--epochs", ["--epochs=4"], script) == 4
+
+
+# ----------------------------------------------------------------------------------------------------- before the start
+def test_gpus_in_use_are_named_and_nvidia_smi_is_asked_once(script):
+    path = jobs.path_with_gpus(script.parent / "bin", 3)
+    smi = script.parent / "bin" / "nvidia-smi"
+    smi.write_text(smi.read_text().replace("#!/bin/sh\n", (
+        "#!/bin/sh\necho \"$*\" >>calls\ncase $1 in --query*) echo 'GPU-22222222-aaaa, 4711, /bin/python3, 30000 MiB'"
+        "\necho 'GPU-00000000-aaaa, 12, blender, 5 MiB'; exit;; esac\n")))
+    env = {"PATH": path, "DEVICE_TARGET": "GPU", "CUDA_VISIBLE_DEVICES": "1,2"}
+    result = launch(script, env=env)
+    assert result.code == 0, result.output
+    assert "ranks.py: warning: in use already: card 1 by process 4711 (python3, 30000 MB); end it" in result.output
+    assert "blender" not in result.output
+    calls = (script.parent / "calls").read_text().splitlines()
+    assert sorted(call.split("=")[0] for call in calls) == ["--query-compute-apps", "-L"]
+    result = launch(script, env=env, ranks=3)
+    assert result.code == 2
+    assert result.output == ("ranks.py: 3 ranks need 3 GPUs, 2 are visible (nvidia-smi -L, CUDA_VISIBLE_DEVICES); "
+                             "start fewer\n")
+
+
+def in_small(size, place, *words):
+    """A command in a mount namespace of its own, where a place is a tmpfs of so much."""
+    start = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount", "sh", "-c",
+             f'mount -t tmpfs -o size={size} tmpfs {place} && cd . && exec "$@"', "sh"]
+    return [*start, *words]
+
+
+def test_little_room_in_dev_shm_and_on_a_disk_is_said(script):
+    if jobs.run(*in_small("1m", "/dev/shm", "true"), cwd=script.parent).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    path = jobs.path_with_gpus(script.parent / "bin", 2)
+    result = jobs.run(*in_small("1m", "/dev/shm", *command(script)), cwd=script.parent,
+                      env={"PATH": path, "DEVICE_TARGET": "GPU"})
+    assert result.code == 0, result.output
+    assert "warning: /dev/shm has 1 MB free, 2 ranks need about 10 MB there; docker run --shm-size=1g" in result.output
+    result = jobs.run(*in_small("1m", "/dev/shm", *command(script)), cwd=script.parent, env=CPU)
+    assert "warning" not in result.output, "on CPU, ranks need no room there"
+    small = script.parent / "small"
+    small.mkdir()
+    result = jobs.run(*in_small("9m", small, *command(script, then=("--ckpt-dir", small / "ckpt"))), cwd=script.parent,
+                      env=CPU)
+    assert f"warning: the disk of {small} has 9 MB free, and checkpoints go there" in result.output
+    assert "and logs go there" not in result.output
+    full = f'cd {small} && {{ cat /dev/zero >fill 2>/dev/null; exec "$@"; }}'
+    result = jobs.run(*in_small("64k", small, "sh", "-c", full, "sh", *command(script)), cwd=script.parent, env=CPU)
+    assert result.code == 2, result.output
+    assert f"ranks.py: the disk of {small} is full, and the ranks' logs go there; free some (df -h)" in result.output
+
+
+def test_data_sets_with_worker_processes_need_dev_shm(tmp_path):
+    script, said = tmp_path / "script.py", []
+    script.write_text("data.map(f, num_parallel_workers=4, python_multiprocessing=True)\n")
+    args = options.parse(["--lesson", str(tmp_path), "-n", "2", str(script)])
+    args.target = "CPU"
+    with pytest.raises(ValueError, match="and the ranks share memory there; mount it"):
+        before.look_at_shm(args, 2, said.append, place=str(tmp_path / "none"))
+    before.look_at_shm(args, 10 ** 6, said.append, place=str(tmp_path))
+    assert re.match(r".* free, 1000000 ranks need about 40000000 MB there; docker run", said[0])
