@@ -40,7 +40,7 @@ class Net(nn.Cell):
 
 
 def check():
-    """Print the gathered matrix (rank 0) and one line of verdicts; return True if all were right."""
+    """Print the gathered matrix (rank 0) and a line of verdicts; return True if all were right."""
     rank, rank_size = get_rank(), get_group_size()
     outputs = Net()(
         ms.Tensor(np.array([[rank]], np.float32)),

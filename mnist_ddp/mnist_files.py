@@ -3,13 +3,15 @@
 The IDX format (http://yann.lecun.com/exdb/mnist): big-endian magic number, sizes, then bytes.
 """
 
+import os
 import struct
 from argparse import ArgumentTypeError
 from pathlib import Path
 
 
 def mnist_folder(text):
-    """For argparse: check the files train-images-idx3-ubyte and so on of a folder.
+    """For argparse: check the files train-images-idx3-ubyte and so on of a folder, or of train/ in
+    it, as in the tutorial; rank 0 says so.
 
     Returns:
         (folder, test images): a str, and how many images the files named t10k hold; 0 without.
@@ -24,6 +26,10 @@ def mnist_folder(text):
         raise ArgumentTypeError(
             f"the data folder {folder} does not exist (looked from {Path.cwd()}); give an absolute "
             f"path, or make the set: python tools/make_datasets.py mnist {folder}")
+    if not any(folder.glob("*train*-ubyte")) and any(folder.glob("train/train*-ubyte")):
+        folder = folder / "train"
+        if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":
+            print(f"data: {folder}", flush=True)
     _count(folder, "train")
     return str(folder), _count(folder, "t10k") if any(folder.glob("t10k-*-ubyte")) else 0
 

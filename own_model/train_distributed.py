@@ -26,7 +26,9 @@ if min(args.epochs, args.batch_size) < 1:
     parser.error("--epochs and --batch-size must be at least 1")
 
 ms.set_context(mode=ms.GRAPH_MODE)
-ranks.join()  # distributed: 4. prepares a rank on CPU
+# distributed: 4. prepares a rank on CPU
+if not ranks.join():
+    parser.error("one process alone; start two: mpirun -n 2 python train_distributed.py")
 init()  # distributed: 5. connects to the other ranks (HCCL on Ascend, NCCL on GPU, MCCL on CPU)
 rank, rank_size = get_rank(), get_group_size()  # distributed: 6. which rank, of how many
 # distributed: 7. all ranks hold all weights, and average their gradients

@@ -3,6 +3,7 @@ Copy of resnet50_ascend/cifar10_files.py; tools/copies.py --fix refreshes it.
 """
 
 import argparse
+import os
 import re
 from pathlib import Path
 
@@ -14,7 +15,15 @@ SOURCE = ("fetch and unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar
 
 
 def cifar10_folder(text):
-    """For argparse: the folder as it was given, if check_cifar10_folder() finds nothing wrong."""
+    """For argparse: the folder, if check_cifar10_folder() finds nothing wrong.
+
+    That of cifar-10-batches-bin will do, too; rank 0 says what is taken.
+    """
+    inner = Path(text) / "cifar-10-batches-bin"
+    if text and inner.is_dir() and not any(Path(text).glob("data_batch_*")):
+        text = str(inner)
+        if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":
+            print(f"data: {inner}", flush=True)
     try:
         check_cifar10_folder(text)
     except ValueError as error:
@@ -69,12 +78,9 @@ def check_cifar10_folder(folder):
             _check_file(path)
     tests = sum(path.name == "test_batch.bin" for path in good)
     if len(good) == tests:
-        inner = folder / "cifar-10-batches-bin"
         has = ("holds the Python version of CIFAR-10" if (folder / "data_batch_1").exists() else
                "has no data_batch_*.bin")
-        raise ValueError(f"{folder} {has}, " + (
-            f"but {inner} is there: give that folder" if inner.is_dir() else
-            f"so it is not the binary version of CIFAR-10; {SOURCE}"))
+        raise ValueError(f"{folder} {has}, so it is not the binary version of CIFAR-10; {SOURCE}")
     return RECORDS * (len(good) - tests), RECORDS * tests
 
 

@@ -245,7 +245,8 @@ def test_a_folder_with_train_files_only_trains_without_accuracy(mnist, tmp_path)
     for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         shutil.copy(mnist / part, train)
     result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500,
-                                     cwd=tmp_path, env={"DATA_PATH": str(train)}))
+                                     cwd=tmp_path, env={"DATA_PATH": str(tmp_path)}))
+    assert f"data: {train}\n" in result.output, "the folder above will do"
     assert "epoch: 0, step: 0, loss is" in result.output
     assert "accuracy" not in result.output
     assert math.isclose(jobs.losses(_saved(result, tmp_path))[0], math.log(10), abs_tol=0.02)

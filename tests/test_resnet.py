@@ -107,7 +107,6 @@ def make_batch(file, label=0, records=10_000):
     ({}, "has no data_batch_*.bin, so it is not the binary version"),
     ({"data_batch_1": 0}, "holds the Python version"),
     ({"data_batch_1.bin": 0, "data_batch_2.bin": 10}, "data_batch_2.bin: record 0 has the label 10"),
-    ({"cifar-10-batches-bin/data_batch_1.bin": 0}, "cifar-10-batches-bin is there: give that folder"),
 ])
 def test_a_bad_data_folder_is_named(files, says, tmp_path):
     for name, label in files.items():
@@ -118,6 +117,19 @@ def test_a_bad_data_folder_is_named(files, says, tmp_path):
     assert says in str(error.value)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_the_folder_above_will_do_and_rank_0_says_so(rank, tmp_path, monkeypatch, capsys):
+    inner = tmp_path / "cifar-10-batches-bin"
+    inner.mkdir()
+    make_batch(inner / "data_batch_1.bin")
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    monkeypatch.setenv("RANK_ID", rank) if rank else monkeypatch.delenv("RANK_ID", raising=False)
+    assert cifar10_files.cifar10_folder(str(tmp_path)) == str(inner)
+    assert capsys.readouterr().out == ("" if rank == "1" else f"data: {inner}\n")
+    assert cifar10_files.cifar10_folder(str(inner)) == str(inner)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_cut_off_file_is_named(tmp_path):

@@ -348,7 +348,6 @@ def test_wrong_arguments(tmp_path):
 
 def test_bad_data_options_and_memory(cifar10, tmp_path):
     assert "the data folder nowhere does not exist" in refused(RUN, "nowhere", 2, cwd=tmp_path, env=CPU)
-    assert "give that folder" in refused(RUN, cifar10.parent, 2, cwd=tmp_path, env=CPU)
     for option, least in (("--batch-size", 1), ("--epochs", 1), ("--image-size", 32), ("--test-images", 0)):
         output = refused(RUN, cifar10, 2, "--", f"{option}={least - 1}", cwd=tmp_path, env=CPU)
         assert f"argument {option}: must be at least {least}, not {least - 1}" in output
