@@ -8,9 +8,8 @@ A small run that a laptop does in a minute:
     bash run.sh /path/cifar-10-batches-bin 2 -- --epochs 1 --steps 6 --image-size 32
 One process (the tutorial's pytest -s -v resnet50_distributed_training.py works too):
     DATA_PATH=/path/cifar-10-batches-bin python resnet50_distributed_training.py
-Each rank prints the loss of its own images: on Ascend once an epoch, elsewhere after each step.
-At the end rank 0 prints the accuracy over all test images:
-    epoch: 1 step: 156, loss is 2.0084016
+Each rank prints the loss of its own images (on Ascend once an epoch), at the end rank 0 accuracy:
+    epoch: 1 step: 156, loss is 2.0084
     accuracy: 0.6214 (6214 of 10000 test images)
 What makes it distributed is marked: grep -n "distributed:" resnet50_distributed_training.py
 """
@@ -65,9 +64,10 @@ def join_ranks(parallel_mode, **settings):
         return 0, 1
     init()  # HCCL on Ascend, NCCL on GPU, MCCL on CPU
     if target == "CPU" and parallel_mode == "auto_parallel" and "ASCEND_PLAN" not in os.environ:
-        print("MindSpore has no automatic parallel on CPU (run.sh computes it where dry_run/ lies "
-              "beside this folder): going on in data parallel.", flush=True)
         parallel_mode = "data_parallel"
+        if get_rank() == 0:
+            print("MindSpore has no automatic parallel on CPU (run.sh computes it where dry_run/ "
+                  "lies beside this folder): going on in data parallel.", flush=True)
     mean = parallel_mode == "data_parallel"  # else the loss is the mean over all ranks already
     ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=mean, **settings)
     print(f"rank {get_rank()} of {get_group_size()} on {target}, {parallel_mode}", flush=True)
