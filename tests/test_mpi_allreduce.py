@@ -18,7 +18,8 @@ def copied(folder, *change):
     for name in ("tools", "lesson"):
         (folder / name).mkdir()
     shutil.copy(jobs.REPO / "mnist_ddp/ranks.py", folder / "lesson")
-    shutil.copy(TOOL, folder / "tools")
+    for name in ("in_rank.py", TOOL.name):
+        shutil.copy(jobs.REPO / "tools" / name, folder / "tools")
     text = TOOL.with_suffix(".c").read_text()
     if change:
         assert text.count(change[0]) == 1
@@ -29,7 +30,7 @@ def copied(folder, *change):
 
 def all_reduces(lesson, *options, ranks=3, env=None):
     return jobs.run(*MPIRUN, ranks, jobs.PYTHON, jobs.REPO / "tests/all_reduces.py", lesson, *options,
-                    cwd=lesson.parent, env={"MS_CPU_COMM_OP_TIMEOUT": "5", **(env or {})})
+                    cwd=lesson.parent, env={"MS_CPU_COMM_OP_TIMEOUT": "60", **(env or {})})
 
 
 def sums(result):
@@ -40,7 +41,7 @@ def sums(result):
 def test_all_kinds_are_right_and_the_sums_of_float32_are_mpis(tmp_path):
     result = jobs.succeeded(all_reduces(copied(tmp_path), "--no-leave"))
     assert "WRONG" not in result.output
-    assert result.output.count("right") == 20 + 20 + 19  # rank 2 is not in one of the groups
+    assert result.output.count("right") == 21 + 21 + 20  # rank 2 is not in one of the groups
     assert len(sums(result)) == 3
     assert min(map(int, sums(result))) >= 5
     assert "improperly" not in result.output
@@ -48,7 +49,7 @@ def test_all_kinds_are_right_and_the_sums_of_float32_are_mpis(tmp_path):
 
 @pytest.mark.parametrize(("old", "new", "found"), [
     ("operation != SUM ||", "", "max of 700 float32: WRONG"),
-    ("!is_world(group) ||", "", "has waited 5 s in an all-reduce"),
+    ("!is_world(group) ||", "", "sum in the group pair of 700 float32: WRONG"),
     ("done = sum(in, out, count)", "done = sum(in, out, count - 1)", "sum of 700 float32: WRONG"),
 ])
 def test_planted_bugs_are_found(old, new, found, tmp_path):

@@ -45,8 +45,10 @@ def set_up():
                                f"{SOURCE.parent}/__pycache__; without ALL_REDUCE=MPI the ranks start, too")
     if not file:
         return abs
-    # Shared memory and TCP: others take a second to end, or are not meant for a rehearsal on CPU.
-    for name, value in (("pml", "ob1"), ("btl", "self,vader,tcp"), ("btl_vader_single_copy_mechanism", "none")):
+    # Shared memory and TCP, for others take a second to end; and a rank that waits leaves its core to others, without
+    # which 4 ranks on 2 cores take a second for a step.
+    for name, value in (("pml", "ob1"), ("btl", "self,vader,tcp"), ("btl_vader_single_copy_mechanism", "none"),
+                        ("mpi_yield_when_idle", "1")):
         env.setdefault(f"OMPI_MCA_{name}", value)
     library = ctypes.CDLL(file)
     library.finish.argtypes, library.take_over.argtypes = [ctypes.c_double], [ctypes.c_int, ctypes.c_double]
