@@ -23,9 +23,11 @@ def mnist_folder(text):
         raise ArgumentTypeError("no data set: give its folder or set DATA_PATH")
     folder = Path(text)
     if not folder.is_dir():
+        maker = Path(__file__).resolve().parent.parent / "tools" / "make_datasets.py"
+        make = f", or make the set: python {os.path.relpath(maker)} mnist {folder}"
         raise ArgumentTypeError(
             f"the data folder {folder} does not exist (looked from {Path.cwd()}); give an absolute "
-            f"path, or make the set: python tools/make_datasets.py mnist {folder}")
+            "path" + make * maker.is_file())  # it is not, where the lesson was copied out alone
     if not any(folder.glob("*train*-ubyte")) and any(folder.glob("train/train*-ubyte")):
         folder = folder / "train"
         if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":

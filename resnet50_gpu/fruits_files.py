@@ -5,15 +5,17 @@
 
 import argparse
 import collections
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image
 
-from cifar10_files import at_least, memory_of_a_rank  # noqa: F401  # for the scripts
+from cifar10_files import MAKER, at_least, memory_of_a_rank  # noqa: F401  # for the scripts
 
-EXAMPLE = "or make a small one: python tools/make_datasets.py fruits FOLDER"
+EXAMPLE = (f"or make a small one: python {os.path.relpath(MAKER)} fruits FOLDER"
+           if MAKER.is_file() else "or fetch Fruits-360")
 PARTS = ("Training", "Test")
 
 Fruits = collections.namedtuple("Fruits", "folder classes train_images test_images")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 TOOLKIT = ("CUDA_HOME must name a folder whose bin/nvcc reports CUDA 11.6 to 11.8; "
-           'see "With pip alone" in the README')
+           'see "With pip alone" in resnet50_gpu/README.md')
 
 
 def visible_cards():

@@ -67,16 +67,36 @@ def test_nothing_of_mindspore_is_printed_when_all_is_well(start, tmp_path):
 
 
 def test_bad_input_is_one_sentence_of_the_whole_job(tmp_path):
-    (tmp_path / "test_it.py").write_text(BAD_INPUT + "if __name__ == '__main__':\n    test_it()\n")
-    (tmp_path / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
-    job = jobs.run(*MPIRUN, "python", "test_it.py", cwd=tmp_path)
+    lesson = tmp_path / "lesson"
+    lesson.mkdir()
+    (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
+    (lesson / "test_it.py").write_text(BAD_INPUT + "if __name__ == '__main__':\n    test_it()\n")
+    (lesson / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
+    job = jobs.run(*MPIRUN, "python", "test_it.py", cwd=lesson)
     assert job.code == 2
     assert job.output.startswith("x: error: no such data\n---")
     assert job.output.count("no such data") == 1, "the other rank says it, too"
-    in_pytest = jobs.run(jobs.PYTHON, "-m", "pytest", "-s", "test_it.py", cwd=tmp_path)
+    in_pytest = jobs.run(jobs.PYTHON, "-m", "pytest", "-s", "test_it.py", cwd=lesson)
     assert in_pytest.code == 2
     assert "Exit: no such data" in in_pytest.output
     assert "def error" not in in_pytest.output, "a traceback"
     alone = jobs.run(jobs.PYTHON, "-c", "import time; time.sleep = print; import test_it; test_it.test_it()",
-                     cwd=tmp_path, env={"RANK_ID": "1"})  # only rank 1 finds a fault: it waits, then says it
+                     cwd=lesson, env={"RANK_ID": "1"})  # only rank 1 finds a fault: it waits, then says it
     assert (alone.code, alone.output) == (2, "9\nx: error: no such data\n")
+
+
+@pytest.mark.parametrize(("lesson", "module", "check"), [
+    ("mnist_ddp", "mnist_files", "mnist_folder"), ("resnet50_gpu", "cifar10_files", "cifar10_folder"),
+    ("resnet50_gpu", "fruits_files", "fruits_folder")])
+def test_advice_names_a_program_that_is_there(lesson, module, check, tmp_path):
+    copy = tmp_path / lesson
+    copy.mkdir()
+    for file in (jobs.REPO / lesson).glob("*_files.py"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    code = f"import sys, {module}\ntry: {module}.{check}('/no/such')\nexcept Exception as error: print(error)"
+    alone = jobs.run(jobs.PYTHON, "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(copy)}).output
+    assert "does not exist" in alone
+    assert "tools/" not in alone
+    (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
+    beside = jobs.run(jobs.PYTHON, "-c", code, cwd=copy).output
+    assert (copy / re.search(r"python (\S+make_datasets\.py) ", beside)[1]).is_file()
