@@ -96,7 +96,7 @@ class Servers:
         sentence = f"the launcher of the ranks from {first} on has vanished"
         with contextlib.suppress(OSError, ValueError):
             said = json.loads(link.recv(999))
-            sentence = f"the ranks from {first} on, on another server, have ended with exit code {said['code']}; see there"
+            sentence = f"the ranks from {first} on, on another server, ended with exit code {said['code']}; see there"
         link.close()
         if self.door and said["code"]:
             self.tell(**said)

@@ -98,9 +98,10 @@ def collective_of(pid):
             return ""
         base, symbols = places[0][0], collectives_in(places[0][2])
         with open(f"/proc/{pid}/mem", "rb", 0) as memory:
-            for task in Path(f"/proc/{pid}/task").iterdir():
+            for task in list(Path(f"/proc/{pid}/task").iterdir()) * 9:  # a thread that runs may be blocked soon
                 call = (task / "syscall").read_text().split()
-                if len(call) < 3:  # it runs
+                if len(call) < 3:
+                    time.sleep(0.01)
                     continue
                 memory.seek(int(call[-2], 16))
                 stack = memory.read(4096)
@@ -142,19 +143,20 @@ def describe(seen):
     for rank, one in sorted(seen.items()):
         groups.setdefault(standing(one), []).append(rank)
     lines = []
-    for (doing, path, *_), ranks in groups.items():
+    for (doing, path), ranks in groups.items():
         several = len(ranks) > 1
         verb = re.sub(r"^(wait|i|work|stand)s\b", lambda word: {"is": "are"}.get(word[0], word[1]), doing) \
             if several else doing
         lines.append(f"rank{'s' * several} {', '.join(map(str, ranks))} {verb}" + (f":  {path}" if path else ""))
-    odd = [ranks for (doing, *_), ranks in groups.items() if not doing.startswith("waits in ")]
-    if len(groups) > 1 and len(odd) != 1:  # all wait, but not at one place: the few are the odd ones
-        few = sorted(groups.values(), key=len)
-        odd = few[:1] if len(few[0]) < len(few[1]) else []
-    if len(groups) > 1 and odd:
-        several = len(odd[0]) > 1
-        lines.append(f"odd one{'s' * several} out: rank{'s' * several} {', '.join(map(str, odd[0]))}; the others wait "
-                     f"for {'them' if several else 'it'}")
+    # Who waits in a collective waits for others; of those who do not, the fewest are the odd ones.
+    blamed = ("is stopped", "does not answer", "waits for data", "", "waits in ")
+    oddness = sorted((next(place for place, start in enumerate(blamed) if start and doing.startswith(start)
+                           or not start and not doing.startswith(blamed[4])), len(ranks), ranks)
+                     for (doing, _), ranks in groups.items())
+    if len(groups) > 1 and oddness[0][:2] < oddness[1][:2]:
+        ranks = oddness[0][2]
+        lines.append(f"odd one{'s' * (len(ranks) > 1)} out: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}; "
+                     f"the others wait for {'them' if len(ranks) > 1 else 'it'}")
     return lines, any(works(one) for one in seen.values())
 
 

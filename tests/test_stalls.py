@@ -1,0 +1,132 @@
+"""Jobs in which no rank writes any more: the launcher says where each rank stands, and which is the odd one out."""
+
+import os
+import re
+import signal
+import sys
+
+import jobs
+import pytest
+
+sys.path.insert(0, str(jobs.REPO / "tools"))
+import stacks  # noqa: E402
+
+RANKS = jobs.REPO / "mnist_ddp" / "ranks.py"
+SLEEPERS = """
+import os, signal, sys, time
+def load():
+    time.sleep(600)
+def wait():
+    time.sleep(600)
+print("hello", flush=True)
+if os.environ["RANKS_RANK"] == "1":
+    load()
+if os.environ["RANKS_RANK"] == "3":
+    os.kill(os.getpid(), signal.SIGSTOP)
+wait()
+"""
+TRAINING = """
+import os, sys, time
+sys.path.insert(0, {lesson!r})
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+from mindspore.communication import get_rank, init
+import ranks
+
+class Pictures:
+    def __len__(self):
+        return 9
+    def __getitem__(self, number):
+        if number > 3 and get_rank() == 1 and sys.argv[1] == "data":
+            time.sleep(600)  # the data set blocks
+        return np.ones(8, np.float32)
+
+class Net(ms.nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.sum = ms.ops.AllReduce()
+    def construct(self, x):
+        return self.sum(x * 2)
+
+ms.set_context(mode=ms.GRAPH_MODE)
+ranks.join()
+init()
+net = Net()
+for picture, in ds.GeneratorDataset(Pictures(), "picture", shuffle=False).create_tuple_iterator(num_epochs=1):
+    if sys.argv[1] == "left out" and get_rank() == 1:
+        continue
+    print(net(picture).asnumpy()[0], flush=True)  # the collective
+time.sleep(600)  # after the loop
+"""
+
+
+def line_of(text, script):
+    """The number of the line of a script that has a text in it."""
+    return next(number for number, line in enumerate(script.splitlines(), start=1) if text in line)
+
+
+def start(folder, script, ranks, *options, minutes=0.03):
+    """A job of some ranks of a script; options are the launcher's, and behind -- the script's."""
+    (folder / "train.py").write_text(script)
+    cut = options.index("--") if "--" in options else len(options)
+    return jobs.Job(jobs.PYTHON, RANKS, "-n", ranks, *options[:cut], "train.py", *options[cut:], cwd=folder,
+                    env={"STALL_MINUTES": str(minutes), "DEVICE_TARGET": "CPU"})
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_a_rank_that_sleeps(launcher, tmp_path):
+    with start(tmp_path, SLEEPERS, 3, "--with", launcher, "--on-stall", "end") as job:
+        result = job.finish()
+    sleeps, called = [line_of(text, SLEEPERS) for text in ("time.sleep(600)", "    load()")]
+    assert result.code == 75, result.output
+    assert re.search(r"warning: no rank has written anything for \d+ s; quiet longest: rank \d, since .* the last line "
+                     r"of .*: hello", result.output)
+    assert (f"ranks.py: rank 1 is in line {sleeps} of train.py:  train.py:{called} > train.py:{sleeps} load > "
+            "time.sleep") in result.output
+    assert re.search(r"^ranks.py: ranks 0, 2 are in line \d+ of train.py:  train.py:\d+ > train.py:\d+ wait > ",
+                     result.output, re.MULTILINE)
+    assert "ranks.py: odd one out: rank 1; the others wait for it" in result.output
+    assert "ended because no rank gets on (--on-stall end)" in result.output
+    assert not result.left_over
+
+
+def test_a_rank_that_is_stopped(tmp_path):
+    with start(tmp_path, SLEEPERS.replace('"1"', '"none"'), 4, "--with", "table") as job:
+        pid = int(job.wait_for(r"rank 3 is stopped \(SIGSTOP\): kill -CONT (\d+) lets it go on")[1])
+        job.wait_for("odd one out: rank 3; the others wait for it")
+        assert "train.py" in jobs.command_of(pid).decode()
+        os.kill(pid, signal.SIGCONT)
+        job.wait_for("ranks 0, 1, 2, 3 are in line")
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.finish().code == 143
+
+
+@pytest.mark.parametrize(("case", "place"), [("data", "the data set blocks"), ("left out", "after the loop")])
+def test_a_rank_that_waits_in_a_collective(case, place, tmp_path):
+    script = TRAINING.format(lesson=str(RANKS.parent))
+    with start(tmp_path, script, 2, "--", case, minutes=0.1) as job:
+        job.wait_for("odd one out: rank 1; the others wait for it")
+        output = job.output()
+    assert f"rank 0 waits in AllReduce:  train.py:{line_of('# the collective', script)}" in output
+    told = "rank 1 waits for data: .*; the data: train.py:{} __getitem__ > time.sleep" if case == "data" else \
+        "rank 1 is in line {0} of train.py:  train.py:{0} > time.sleep"
+    assert re.search(told.format(line_of(place, script)), output), output
+
+
+def test_a_rank_that_works_is_no_reason_to_end_the_job(tmp_path):
+    script = SLEEPERS.replace("    load()", "    while True: pass")
+    with start(tmp_path, script, 2, "--with", "table", "--on-stall", "end") as job:
+        job.wait_for(r"(?s)rank 1 works \([01]\.\d cores\).*rank 1 works")
+        assert "rank 0 is in line" in job.output()
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.finish().code == 143
+
+
+def test_what_is_said_without_py_spy():
+    seen = {"pid": 7, "state": "S", "cores": 0.0, "problem": "py-spy is not installed", "threads": [], "collective": ""}
+    lines, works = stacks.describe({0: seen, 1: {**seen, "state": "D"}, 2: seen, 3: None})
+    assert lines == ["ranks 0, 2 are in state S (py-spy is not installed)",
+                     "rank 1 is in state D (py-spy is not installed)", "rank 3 does not answer",
+                     "odd one out: rank 3; the others wait for it"]
+    assert not works
