@@ -180,6 +180,10 @@ def main(argv):
     if tools.is_file():
         os.execv(sys.executable, [sys.executable, tools, "--lesson", HERE, *argv])
     given = argv[:argv.index("--")] if "--" in argv else argv
+    if {"-h", "--help"} & set(argv):  # the head of the launcher explains it
+        launcher = HERE / given[given.index("--usage") + 1].split()[1]
+        print(launcher.read_text().split("\nset -")[0].replace("\n# ", "\n").partition("\n")[2])
+        return 0
     script = next(place for place, word in enumerate(given) if word.endswith(".py"))
     size, command = given[given.index("-n") + 1], [given[script], *argv[len(given) + 1:]]
     needing = [word for word in given[:script]

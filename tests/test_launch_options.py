@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -75,6 +76,18 @@ def test_help_explains(launcher, tmp_path):
     assert not [word for word in HIDDEN if re.search(rf"(?<![\w-]){word}", text)]
     assert max(map(len, text.splitlines()[1:])) <= 100
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("launcher", ["mnist_ddp/run_msrun.sh", "resnet50_ascend/run.sh", "parallel_modes/run.sh"])
+def test_help_of_a_lesson_that_was_copied_out(launcher, tmp_path):
+    """Without tools/ the comment at the head of the launcher is what there is."""
+    lesson = (jobs.REPO / launcher).parent
+    shutil.copytree(lesson, tmp_path / lesson.name)
+    for given in (("--help",), ("--", "--help")):
+        result = jobs.run("bash", tmp_path / launcher, *given, cwd=tmp_path)
+        assert result.code == 0, result.output
+        assert result.output.startswith("Trains ")
+        assert re.search(rf"Example: bash {Path(launcher).name} [^\n]+\n\Z", result.output)
 
 
 @pytest.mark.parametrize(("launcher", "option"), [
