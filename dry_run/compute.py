@@ -101,7 +101,7 @@ def arguments():
     """The command line, checked."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s -n N SCRIPT [args ...]\n       %(prog)s --rank SCRIPT [args ...]\n       %(prog)s --check",
-        description=__doc__.partition("\n")[0])
+        description=(__doc__ or "").partition("\n")[0])
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-n", type=int, metavar="N", help="start so many ranks on this machine")
     what.add_argument("--rank", action="store_true", help="be one of the ranks that mpirun has started")

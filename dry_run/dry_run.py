@@ -16,6 +16,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -32,6 +33,7 @@ import stand_ins
 HERE = Path(__file__).resolve().parent
 LAUNCHERS = ("OMPI_", "PMIX_", "MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "MS_SCHED_", "RANK_TABLE_FILE")
 QUIET = 20   # s without a line, where a line cannot move
+ROOM = 1 << 20  # bytes that the smallest network's graphs and log take
 CLEAR = "\r\033[K"
 MEMORY_A_RANK = 2 << 30  # what a rank is allowed for when jobs are counted; small networks take 0.6 GiB
 
@@ -55,7 +57,7 @@ def whole(text):
 def arguments():
     """The command line, checked."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s --rank-size N [options] SCRIPT [args ...]", description=__doc__.partition("\n")[0])
+        usage="%(prog)s --rank-size N [options] SCRIPT [args ...]", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rank-size", type=whole, required=True, metavar="N", help="ranks of the whole job")
     parser.add_argument("--ranks", metavar="LIST", help="which to compile, as 0,8-15; default: all")
     parser.add_argument("--jobs", type=whole, metavar="N", help="ranks at a time; default: by cores and memory")
@@ -190,6 +192,8 @@ class Ranks:
                     "in PyNative mode operators run one by one, which needs CANN: use GRAPH_MODE or jit)")
             else:
                 how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
+            if shutil.disk_usage(folder.parent).free < ROOM:
+                how += f"; the disk of {folder.parent} is full, another one goes with --keep DIR or TMPDIR"
             about["error"]["message"] = f"{how}; its last line: {log[log.rfind(chr(10)) + 1:]}"
         return {**about, "seconds": told["seconds"], "peak_bytes": told["peak_bytes"]}
 
@@ -291,6 +295,9 @@ def main():
     options = arguments()
     try:
         return dry_run(options)
+    except BrokenPipeError:  # nobody reads the report any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except OSError as error:
         say(f"dry_run: {error}; --keep, --json, --draw and TMPDIR must name places with room where you may write")
     except stand_ins.StandInError as error:

@@ -13,6 +13,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -103,4 +104,12 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    code = 1
+    try:
+        main()
+        code = 0
+    except Exception:  # noqa: BLE001  # the last line is shown
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    finally:  # at once: MindSpore's own end would wait for devices
+        os._exit(code)

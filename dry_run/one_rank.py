@@ -41,7 +41,9 @@ def finish():
                for parameter in cell.parameters]
     facts["trained"] = sorted({parameter.name for parameter in trained})
     facts["layerwise"] = sorted({parameter.name for parameter in trained if parameter.layerwise_parallel})
-    job.file.write_text(json.dumps(facts))
+    draft = job.file.with_suffix(".part")
+    draft.write_text(json.dumps(facts))
+    draft.rename(job.file)  # whole or not at all
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if facts["error"] else 0)

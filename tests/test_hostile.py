@@ -183,6 +183,29 @@ def test_a_full_disk_under_the_ranks_folders(cifar10, tmp_path):
     assert "Traceback" not in result.output
 
 
+def test_a_dry_run_whose_disk_fills(tmp_path):
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8k,nr_inodes=9 tmpfs small && exec "$@"', "sh"]
+    (tmp_path / "small").mkdir()
+    if jobs.run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    (tmp_path / "script.py").write_text("print('x' * 9999)\n")
+    result = jobs.run(*mount, jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 2, "--keep", "small/kept",
+                      "script.py", cwd=tmp_path)
+    assert result.code == 1
+    assert "0 of 2 ranks compiled, ranks 0-1 failed" in result.output
+    assert "small/kept is full, another one goes with --keep DIR or TMPDIR" in result.output
+    assert "Traceback" not in result.output
+    assert not result.left_over
+
+
+def test_a_dry_run_that_nobody_reads_and_python_without_docstrings(tmp_path):
+    (tmp_path / "script.py").write_text("")
+    command = f"{jobs.PYTHON} {jobs.REPO}/dry_run/dry_run.py --rank-size 1 script.py | true; echo ${{PIPESTATUS[0]}}"
+    result = jobs.run("bash", "-c", command, cwd=tmp_path, env={"PYTHONOPTIMIZE": "2"})
+    assert re.search(r"FAILED after \S+ s \(1 of 1\)\n141\n$", result.output), result.output
+    assert "Traceback" not in result.output
+
+
 @pytest.mark.parametrize(("arguments", "env", "sentence"), [
     ((), {"DRY_RUN_CACHE": "/dev/null"}, "set DRY_RUN_CACHE to a folder where you may write"),
     ((), {"DRY_RUN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/dev/null"}, "set DRY_RUN_CACHE to a folder"),
