@@ -176,6 +176,10 @@ def _free_port():  # below those that Linux gives out
 # ----------------------------------------------------------------------------------- as a program
 def main(argv):
     """Hand over to tools/launch.py, or start the ranks plainly; returns the exit code."""
+    while (file := os.open(os.devnull, os.O_RDWR)) < 3:  # stdin, stdout or stderr is closed
+        os.set_inheritable(file, True)
+    for name in ("PYTHONINSPECT", "PYTHONSAFEPATH"):  # no rank could end, or import its neighbours
+        os.environ.pop(name, None)
     tools = HERE.parent / "tools" / "launch.py"
     if tools.is_file():
         os.execv(sys.executable, [sys.executable, tools, "--lesson", HERE, *argv])
