@@ -34,6 +34,8 @@ def check_same_training(alone, folder, logs):
 def test_run_sh_trains_what_one_process_trains(alone, tmp_path):
     result = jobs.succeeded(jobs.run("bash", LESSON / "run.sh", 2, "--", "--epochs", 2, cwd=tmp_path))
     assert result.ranks() == {0: 2, 1: 2}
+    assert re.search(r"^\[rank 0\] epoch: 1 step: 10, loss is 0\.16744$", result.output, re.MULTILINE), "5 digits"
+    assert "rank 1: loss 0.21425 -> " in result.output
     check_same_training(alone, tmp_path, [tmp_path / f"log_output/1/rank.{rank}/stdout" for rank in range(2)])
 
 

@@ -52,8 +52,8 @@ def test_nothing_of_mindspore_is_printed_when_all_is_well(start, tmp_path):
                       "from mindspore.communication import get_rank, init",
                       "def test_it():",
                       "    ms.set_context(device_target='CPU')  # MindSpore 2.10 warns: deprecated",
-                      "    ranks.join()", "    init()", "    print('rank', get_rank(), flush=True)", "    ranks.leave()",
-                      "if __name__ == '__main__':", "    test_it()", ""])
+                      "    ranks.join()", "    init()", "    print('rank', get_rank(), flush=True)",
+                      "    ranks.leave()", "if __name__ == '__main__':", "    test_it()", ""])
     (tmp_path / "script.py").write_text(text)
     (tmp_path / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
     command = {"mpirun": [*MPIRUN, "python", "script.py"],

@@ -301,6 +301,7 @@ class Job:
             return
         rank["lines"].append(line)
         rank["count"] += 1
+        line = re.sub(r"(?<=loss is )\d+\.\d{6,}", lambda loss: f"{float(loss[0]):.5g}", line)  # the log has all digits
         MOVING.read(rank["rank"], line)
         if found := re.search(r"loss is (\S+)", line):
             rank["losses"] = [*rank["losses"][:1], found.group(1)]
