@@ -42,14 +42,17 @@ static int size, rank, calls, slots;
 static bool tried, trusted;
 static double patience;
 
-/* Wait until all ranks are here. A thread that spins in MPI_Allreduce would take a core from ranks that still compute
- * or compile, for as long as that takes; so sleep after some milliseconds. False if they do not come in time. */
-static bool all_are_here(double seconds)
+/* Wait until all ranks are here, each with so many numbers; false, with a sentence, if they do not come in time or
+ * have other ones (with 0, for the end, in silence). A thread that spins in MPI_Allreduce would take a core from ranks that still compute or compile, for
+ * as long as that takes; so sleep after some milliseconds. */
+static bool all_are_here(size_t count, double seconds)
 {
     MPI_Request arrival;
     int here = 0;
     double start = MPI_Wtime(), waited = 0;
-    MPI_Ibarrier(world, &arrival);
+    static long long mine[2], least[2]; /* MPI may come back to them after a return that did not wait longer */
+    mine[0] = (long long)count, mine[1] = -(long long)count;
+    MPI_Iallreduce(mine, least, 2, MPI_LONG_LONG, MPI_MIN, world, &arrival);
     while (MPI_Test(&arrival, &here, MPI_STATUS_IGNORE) == MPI_SUCCESS && !here && waited < seconds) {
         waited = MPI_Wtime() - start;
         if (waited < 0.005)
@@ -57,7 +60,13 @@ static bool all_are_here(double seconds)
         else
             usleep(waited < 0.1 ? 100 : 1000);
     }
-    return here;
+    if (!here && count)
+        fprintf(stderr, "rank %d has waited %.0f s in an all-reduce (MPI) for the other ranks: they are late, have "
+                "ended or run unequal numbers of steps\n", rank, seconds);
+    else if (here && count && least[0] != -least[1])
+        fprintf(stderr, "rank %d is in an all-reduce (MPI) of %zu numbers, another rank in one of %lld: they are out of "
+                "step\n", rank, count, least[0] != mine[0] ? least[0] : -least[1]);
+    return here && least[0] == -least[1];
 }
 
 static bool sum(const float *in, float *out, size_t count)
@@ -112,13 +121,10 @@ static bool all_reduce(void *self, const void *in, void *out, size_t count, int 
     if (operation != SUM || !is_world(group) || (tried && !trusted))
         return mccl(self, in, out, count, operation, node, group);
     pthread_mutex_lock(&one_at_a_time);
-    bool done = all_are_here(patience);
-    if (!done)
-        fprintf(stderr, "rank %d has waited %.0f s in an all-reduce (MPI) for the other ranks: they are late, have "
-                "ended or run unequal numbers of steps\n", rank, patience);
-    else if (!tried)
+    bool done = all_are_here(count, patience);
+    if (done && !tried)
         done = try_both(self, in, out, count, node, group);
-    else
+    else if (done)
         done = sum(in, out, count);
     calls++;
     pthread_mutex_unlock(&one_at_a_time);
@@ -182,6 +188,7 @@ bool take_over(int wanted_size, double seconds)
         return false;
     patience = seconds;
     MPI_Comm_dup(MPI_COMM_WORLD, &world); /* messages of its own, apart from those of a script's mpi4py */
+    MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
     MPI_Comm_size(world, &size);
     MPI_Comm_rank(world, &rank);
     MPI_Query_thread(&ready);
@@ -196,7 +203,7 @@ bool take_over(int wanted_size, double seconds)
 void finish(double seconds)
 {
     int begun = 0, over = 1;
-    if (!MPI_Initialized(&begun) && begun && !MPI_Finalized(&over) && !over && all_are_here(seconds))
+    if (!MPI_Initialized(&begun) && begun && !MPI_Finalized(&over) && !over && all_are_here(0, seconds))
         MPI_Finalize();
 }
 
