@@ -318,7 +318,7 @@ def test_gpus_in_use_are_named_and_nvidia_smi_is_asked_once(script):
     smi.write_text(smi.read_text().replace("#!/bin/sh\n", (
         "#!/bin/sh\necho \"$*\" >>calls\ncase $1 in --query*) echo 'GPU-22222222-aaaa, 4711, /bin/python3, 30000 MiB'"
         "\necho 'GPU-00000000-aaaa, 12, blender, 5 MiB'; exit;; esac\n")))
-    env = {"PATH": path, "DEVICE_TARGET": "GPU", "CUDA_VISIBLE_DEVICES": "1,2"}
+    env = {"PATH": path, "DEVICE_TARGET": "", "CUDA_VISIBLE_DEVICES": "1,2"}  # no target: it is found out
     result = launch(script, env=env)
     assert result.code == 0, result.output
     assert "ranks.py: warning: in use already: card 1 by process 4711 (python3, 30000 MB); end it" in result.output
