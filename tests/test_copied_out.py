@@ -29,7 +29,8 @@ def test_a_lesson_runs_alone(lesson, neighbours, command, logs, mnist, cifar10, 
     for rank in range(2):
         log = (work / logs.format(rank)).read_text()
         assert f"rank {rank} of 2 on" in log or f"rank size: 2, rank id: {rank}" in log
-        assert lesson == "allgather_check" or jobs.losses(work / logs.format(rank))
+        said_by_rank_0 = lesson == "allgather_check" or (lesson == "parallel_modes" and rank > 0)
+        assert said_by_rank_0 or jobs.losses(work / logs.format(rank))
     if lesson == "resnet50_ascend":  # what computes automatic parallel on CPU is not beside it
         assert "beside this folder): going on in data parallel." in (work / logs.format(0)).read_text()
 
