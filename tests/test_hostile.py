@@ -84,6 +84,32 @@ def test_cdpath_changes_nothing(tmp_path):
         assert result.output.startswith(f"usage: bash {launcher.name} ")
 
 
+@pytest.mark.parametrize(("closed", "env"), [
+    (">&-", {}), ("2>&-", {}), ("<&- >&- 2>&-", {}), ("", {"PYTHONSAFEPATH": "1"}),
+    ("", {"PYTHONINSPECT": "1"}), (">/dev/full 2>&1", {}), ("| true", {})])
+def test_closed_outputs_and_an_odd_python(closed, env, tmp_path):
+    (tmp_path / "rank.py").write_text("import os\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'])\n")
+    start = f"{jobs.PYTHON} {MNIST}/ranks.py -n 2 --logs logs rank.py {closed}; echo ${{PIPESTATUS[0]}} >code"
+    result = jobs.run("bash", "-c", start, cwd=tmp_path, env=env)
+    assert (tmp_path / "code").read_text() == "0\n", result.output
+    assert [(tmp_path / f"logs/1/rank.{rank}/stdout").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
+    assert "Traceback" not in result.output
+    assert not result.left_over
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_a_folder_of_an_odd_name(launcher, tmp_path):
+    folder = tmp_path / "-50%s of $(touch PWNED) 'x' \"y\" ünï"
+    folder.mkdir()
+    (folder / "rank.py").write_text("print('here')\n")
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--launcher", launcher, "rank.py",
+                                     cwd=folder))
+    if launcher == "table":
+        assert [(folder / f"device{rank}/train.log{rank}").read_text() for rank in range(2)] == ["here\n"] * 2
+    assert re.findall(r"^\[rank \d\] here$", result.output, re.MULTILINE)
+    assert not list(tmp_path.rglob("PWNED"))
+
+
 def test_where_options_of_the_script_go(mnist, tmp_path):
     result = jobs.run("bash", MNIST / "run.sh", mnist, 2, "--lr", 1, cwd=tmp_path)
     assert result.code == 2

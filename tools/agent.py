@@ -33,7 +33,7 @@ class Agent:
         end_when_dead(self.link)
         self.out, self.log, self.rest, self.asked, self.seen = 1, None, b"", b"", b""  # asked, seen: not whole yet
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
-            self.log = Path(env.pop("RANKS_LOG").replace("%", self.rank))
+            self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
         binding.bind(env)
         self.scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one

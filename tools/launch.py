@@ -179,7 +179,7 @@ class Job:
         new_folders(args, [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs])
         MOVING.start(args)
         if args.folder:
-            env["RANKS_LOG"] = os.path.abspath(self.log_of("%"))
+            env["RANKS_LOG"] = self.log_of("%")
         if args.launcher == "table":
             if args.target != "Ascend":  # join() needs them
                 env = {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(free_port()), **env}
