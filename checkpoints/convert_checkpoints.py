@@ -22,7 +22,7 @@ from mindspore import Tensor
 import slices
 from network import COLUMNS, SLICED, columns_of
 
-parser = argparse.ArgumentParser(description="Merge checkpoint slices, and cut them again.")
+parser = argparse.ArgumentParser(description="Merge and cut slices.", usage=argparse.SUPPRESS)
 parser.add_argument("source", type=Path, help="the --ckpt-dir of the job that saved")
 parser.add_argument("target", type=Path, help="a new folder")
 parser.add_argument("--ranks", type=int, help="by hand: cut for so many ranks; 1: whole")

@@ -15,7 +15,7 @@ import mindspore as ms
 import slices
 from network import SAMPLES, Net, make_samples
 
-parser = argparse.ArgumentParser(description="Print the answers of a trained network.")
+parser = argparse.ArgumentParser(description="Print a network's answers.", usage=argparse.SUPPRESS)
 parser.add_argument("folder", type=Path, help="the --ckpt-dir of the job that saved")
 parser.add_argument("--strategy", type=Path, help="how the parameters were cut")
 parser.add_argument("--samples", type=int, default=8, help=f"how many of the {SAMPLES} to show")

@@ -29,7 +29,7 @@ from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, STEPS, Net, check_mo
                      make_samples)
 
 # ----------------------------------------------------------------------------------------- settings
-parser = argparse.ArgumentParser(description="Train a small network, with checkpoints.")
+parser = argparse.ArgumentParser(description="Train with checkpoints.", usage=argparse.SUPPRESS)
 MODES = ("data_parallel", "hybrid_parallel", "semi_auto_parallel")
 parser.add_argument("--mode", default=MODES[0], choices=MODES)
 parser.add_argument("--epochs", type=int, default=5)

@@ -19,7 +19,7 @@ import mindspore.dataset as ds
 from mindspore import nn
 from mnist_files import mnist_folder
 
-parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
+parser = argparse.ArgumentParser(description="Train on MNIST.", usage=argparse.SUPPRESS)
 parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""))
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--steps", type=int, default=sys.maxsize, help="end each epoch after so many")

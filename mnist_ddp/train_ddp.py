@@ -30,7 +30,7 @@ import ranks
 from mindspore import ops
 from mindspore.communication import get_group_size, get_rank, init
 
-parser = argparse.ArgumentParser(description="Train a small network on MNIST.")
+parser = argparse.ArgumentParser(description="Train on MNIST.", usage=argparse.SUPPRESS)
 parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""))
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--steps", type=int, default=sys.maxsize, help="end each epoch after so many")

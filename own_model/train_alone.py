@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import nn
 from mindspore.train import CheckpointConfig, LossMonitor, Model, ModelCheckpoint
 
-parser = argparse.ArgumentParser(description="Train a small network.")
+parser = argparse.ArgumentParser(description="Train a small network.", usage=argparse.SUPPRESS)
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=64, help="samples a step")
 args = parser.parse_args()

@@ -17,7 +17,7 @@ from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init  # distributed: 2. who am I?
 from mindspore.train import CheckpointConfig, LossMonitor, Model, ModelCheckpoint
 
-parser = argparse.ArgumentParser(description="Train a small network.")
+parser = argparse.ArgumentParser(description="Train a small network.", usage=argparse.SUPPRESS)
 parser.add_argument("--epochs", type=int, default=5)
 # distributed: 3. two ranks share the 64 samples of a step
 parser.add_argument("--batch-size", type=int, default=32, help="samples a step, on each rank")

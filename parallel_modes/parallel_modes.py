@@ -30,7 +30,7 @@ from networks import (BATCH, BY_MINDSPORE, SAMPLES, HybridParallelNet, Net, Semi
 # ----------------------------------------------------------------------------------------- settings
 MODES = ("stand_alone", "data_parallel", "hybrid_parallel", *BY_MINDSPORE)
 SEARCH_MODES = ("recursive_programming", "sharding_propagation", "dynamic_programming")
-parser = argparse.ArgumentParser(description="Train one small network in a parallel mode.")
+parser = argparse.ArgumentParser(description="Train in a parallel mode.", usage=argparse.SUPPRESS)
 parser.add_argument("--mode", choices=MODES, required=True)
 parser.add_argument("--slices", type=int,
                     help="semi-auto: slices of the weight's columns (default: one a rank)")

@@ -36,7 +36,7 @@ from mindspore import ops
 from mindspore.communication import get_group_size, get_rank, init
 from sync_batch_norm import synchronise_batch_norm
 
-parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures.")
+parser = argparse.ArgumentParser(description="Train on pictures.", usage=argparse.SUPPRESS)
 add = parser.add_argument
 add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data",
     metavar="DIR", help="the folder of Training/ and Test/ (DATA_PATH); checked before the start")

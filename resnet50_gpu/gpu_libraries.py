@@ -103,6 +103,7 @@ def choose_device():
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("GLOG_v", "4")  # what MindSpore says of it is in the sentence below
     try:
         if sys.argv[1:2] == ["--ranks"]:
             print(*check_cards("".join(sys.argv[2:])))

@@ -30,7 +30,7 @@ from gpu_libraries import choose_device
 from loss import PrintLoss
 from resnet import resnet50
 
-parser = argparse.ArgumentParser(description="Train ResNet-50 on a folder of pictures.")
+parser = argparse.ArgumentParser(description="Train on pictures.", usage=argparse.SUPPRESS)
 add = parser.add_argument
 add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest="data",
     metavar="DIR", help="the folder of Training/ and Test/ (DATA_PATH); checked before the start")
