@@ -21,7 +21,7 @@ from pathlib import Path
 BUSY = 0.5  # cores: who waits in a collective on CPU keeps 0.04 busy
 INTERVAL = 2  # seconds between two looks; a rank that works has used CPU, or moved
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
-COLLECTIVE = re.compile(r"(?i)(AllReduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
+COLLECTIVE = re.compile(r"(?i)(All_?Reduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
                         r"|Receive|Send)(?:\b|_|<|V|I)")
 STARTS_SCHEDULER = ("_start_scheduler", "start_scheduler")
 
@@ -85,18 +85,19 @@ def end_with_parent():
 
 
 def collective_of(pid):
-    """The collective of MindSpore on CPU (MCCL) that any thread of a process waits in; "" if none.
+    """The collective on CPU, MindSpore's own or by MPI, that any thread of a process waits in; "" if none.
 
     It often runs in a thread that has no Python stack. What a blocked thread has on its C stack are, among other
     numbers, the addresses to return to: the first that lies in a collective of MindSpore's library is it.
     """
     try:
         maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-        places = [(*(int(end, 16) for end in line[0].split("-")), line[5]) for line in maps
-                  if len(line) == 6 and line[5].endswith("/libmindspore_cluster.so")]
-        if not places:
+        places = [(int(line[0].split("-")[0], 16), line[5]) for line in maps if len(line) == 6
+                  and re.search(r"/(libmindspore_cluster|mpi_allreduce[^/]*)\.so$", line[5]) and line[2] == "00000000"]
+        symbols = [(name, base + start, size) for base, file in places for name, start, size in collectives_in(file)]
+        if not symbols:
             return ""
-        base, symbols = places[0][0], collectives_in(places[0][2])
+        low, high = min(start for _, start, _ in symbols), max(start + size for _, start, size in symbols)
         with open(f"/proc/{pid}/mem", "rb", 0) as memory:
             for task in list(Path(f"/proc/{pid}/task").iterdir()) * 9:  # a thread that runs may be blocked soon
                 call = (task / "syscall").read_text().split()
@@ -106,8 +107,8 @@ def collective_of(pid):
                 memory.seek(int(call[-2], 16))
                 stack = memory.read(4096)
                 for word, in struct.iter_unpack("=Q", stack[:len(stack) // 8 * 8]):
-                    for name, start, size in symbols if base <= word < places[-1][1] else ():
-                        if start < word - base < start + size:
+                    for name, start, size in symbols if low < word < high else ():
+                        if start < word < start + size:
                             return name
     except (OSError, ValueError, struct.error):
         pass
@@ -119,13 +120,15 @@ def collectives_in(library):
     data = Path(library).read_bytes()
     offset, entry, count = struct.unpack_from("<Q", data, 40)[0], *struct.unpack_from("<HH", data, 58)
     sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + number * entry) for number in range(count)]
-    table = next(section for section in sections if section[1] == 11)  # .dynsym
-    names, found = sections[table[6]][4], []
-    for name, _, _, _, start, size in struct.iter_unpack("<IBBHQQ", data[table[4]:table[4] + table[5]]):
-        text = data[names + name:names + name + 90] if size else b""
-        kind = re.search(rb"CollectiveOpsImpl\d+(?:Run|Ring|ReduceBroadcast)*(All[RG][a-z]+|[A-Z][a-z]+)I", text)
-        if kind:
-            found.append((kind[1].decode(), start, size))
+    found = set()
+    for table in [section for section in sections if section[1] in (2, 11)]:  # .symtab, .dynsym
+        names = sections[table[6]][4]
+        for name, _, _, _, start, size in struct.iter_unpack("<IBBHQQ", data[table[4]:table[4] + table[5]]):
+            text = data[names + name:names + name + 90] if size else b""
+            kind = re.search(rb"^(all_reduce)\0|"
+                             rb"CollectiveOpsImpl\d+(?:Run|Ring|ReduceBroadcast)*(All[RG][a-z]+|[A-Z][a-z]+)I", text)
+            if kind:
+                found.add(((kind[1] or kind[2]).decode(), start, size))
     return found
 
 
@@ -181,7 +184,7 @@ def standing(one):
     else:
         path = " > ".join(path_of(main))
         if collective:
-            doing = f"waits in {collective}"
+            doing = f"waits in {collective.replace('all_reduce', 'AllReduce')}"
         elif any("mindspore/dataset/engine/iterators.py" in file for _, file, _ in main):
             doing, path = "waits for data", path + data_of(one)
         else:
