@@ -85,8 +85,11 @@ def arguments():
     for name in ("jobs", "timeout", "runs"):
         if getattr(options, name) is not None and not getattr(options, name) > 0:  # nor nan
             parser.error(f"--{name} {getattr(options, name)}: must be above 0")
-    if not Path(options.script).is_file():
-        parser.error(f"{options.script}: no such script")
+    for wrong, sentence in (
+            (not os.path.exists(os.readlink("/proc/self/cwd")), "this folder has been removed; change to another one"),
+            (not Path(options.script).is_file(), f"{options.script}: no such script")):
+        if wrong:
+            parser.error(sentence)
     for name, file in (("json", options.json), ("draw", options.draw)):
         if file and not Path(file).resolve().parent.is_dir():
             parser.error(f"--{name} {file}: its folder does not exist")

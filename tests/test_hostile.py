@@ -110,6 +110,18 @@ def test_a_folder_of_an_odd_name(launcher, tmp_path):
     assert not list(tmp_path.rglob("PWNED"))
 
 
+def test_a_folder_that_has_been_removed(tmp_path):
+    (tmp_path / "rank.py").write_text("")
+    (tmp_path / "gone").mkdir()
+    go = 'cd gone && rmdir ../gone && exec "$@"'
+    for command in ((MNIST / "ranks.py", "-n", 1, tmp_path / "rank.py"),
+                    (jobs.REPO / "dry_run/dry_run.py", "--rank-size", 1, tmp_path / "rank.py")):
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        result = jobs.run("sh", "-c", go, "sh", jobs.PYTHON, *command, cwd=tmp_path)
+        assert result.code == 2
+        assert result.output.endswith("this folder has been removed; change to another one\n"), result.output
+
+
 def test_where_options_of_the_script_go(mnist, tmp_path):
     result = jobs.run("bash", MNIST / "run.sh", mnist, 2, "--lr", 1, cwd=tmp_path)
     assert result.code == 2

