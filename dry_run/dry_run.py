@@ -74,8 +74,12 @@ def arguments():
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args()
-    if options.rank_size < 1:
-        parser.error(f"--rank-size {options.rank_size}: a job has at least 1 rank")
+    for wrong, sentence in (
+            (options.rank_size < 1, f"--rank-size {options.rank_size}: a job has at least 1 rank"),
+            (not os.path.exists(os.readlink("/proc/self/cwd")), "this folder has been removed; change to another one"),
+            (not Path(options.script).is_file(), f"{options.script}: no such script")):
+        if wrong:
+            parser.error(sentence)
     try:
         options.ranks = numbers(options.ranks) if options.ranks else list(range(options.rank_size))
     except AttributeError:  # no match
@@ -85,11 +89,6 @@ def arguments():
     for name in ("jobs", "timeout", "runs"):
         if getattr(options, name) is not None and not getattr(options, name) > 0:  # nor nan
             parser.error(f"--{name} {getattr(options, name)}: must be above 0")
-    for wrong, sentence in (
-            (not os.path.exists(os.readlink("/proc/self/cwd")), "this folder has been removed; change to another one"),
-            (not Path(options.script).is_file(), f"{options.script}: no such script")):
-        if wrong:
-            parser.error(sentence)
     for name, file in (("json", options.json), ("draw", options.draw)):
         if file and not Path(file).resolve().parent.is_dir():
             parser.error(f"--{name} {file}: its folder does not exist")
