@@ -15,15 +15,13 @@ import argparse
 import contextlib
 import os
 import re
-import select
+import runpy
 import sys
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import ops
 from mindspore.train import Callback
-
-LAUNCHER = int(os.getenv("RANKS_WORDS", "-1"))  # a socket to it, if one has started this rank
 
 
 def add_options(parser, folder=None):
@@ -75,7 +73,9 @@ class Checkpoints(Callback):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
         self.first_step = 0  # so many steps of the first epoch are done
-        self.steps, self.last = 0, float("inf")  # done here; after which the launcher ends all
+        self.launcher = None  # if one has started this rank, and may end it after a step
+        if "RANKS_SAVING" in os.environ:
+            self.launcher = runpy.run_path(os.environ["RANKS_SAVING"])["Launcher"]()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -96,19 +96,7 @@ class Checkpoints(Callback):
 
     def is_last(self, result):
         """To ask after each step, with its loss: has the launcher, on TERM, made it the last?"""
-        if LAUNCHER < 0:
-            return False
-        repr(result)  # it is there when the step is done, on a card, too
-        self.steps += 1
-        if self.steps == 1:
-            os.write(LAUNCHER, b"steps")
-        while select.select([LAUNCHER], [], [], 0)[0]:
-            word = os.read(LAUNCHER, 99)
-            if word == b"when":  # asks rank 0, without which no rank can end the next step
-                os.write(LAUNCHER, b"%d" % (self.steps + 1))
-                word = os.read(LAUNCHER, 99)  # comes when all others have it
-            self.last = int(word)
-        return self.steps >= self.last
+        return bool(self.launcher and self.launcher.ends_after(result))
 
     def save(self, network, epoch, step, steps=0, **options):
         """Save a cell, or [{"name", "data"}], after a step of an epoch of so many steps.
@@ -126,9 +114,8 @@ class Checkpoints(Callback):
         for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
                 file.unlink()
-        if self.steps >= self.last:
-            os.write(LAUNCHER, f"saved epoch {epoch}, step {step}".encode())
-            os.read(LAUNCHER, 1)  # it ends this process when all ranks have saved
+        if self.launcher:
+            self.launcher.saved(f"epoch {epoch}, step {step}")
 
     def files(self):
         """The files of all epochs, whole or not: {(epoch, step): path}."""

@@ -19,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -29,7 +28,7 @@ _end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs doe
 
 
 # ----------------------------------------------------------------------------- when it is imported
-_tools = HERE.parent / "tools" / "in_rank.py"  # looks for more faults, and has MPI add gradients
+_tools = HERE.parent / "tools" / "in_rank.py"  # has more ways to be quick, and looks for faults
 _more = runpy.run_path(str(_tools)) if _tools.is_file() else {}
 if os.environ.setdefault("GLOG_v", "3") == "3" and "mindspore" in sys.modules:  # it has read it
     with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
@@ -50,11 +49,13 @@ def join():
     on_cpu = ms.get_context("device_target") == "CPU"
     if on_cpu and _more:
         _more["check_variables"]()
+        _more["take_own_cores"]()
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
-    if on_cpu:
-        _prepare_cpu()
+    if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
+        env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
+    env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
     if not on_cpu or not launched or ("MS_ROLE" in env and not by_mpirun):
         return launched  # msrun has set all variables
     one_host = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
@@ -71,8 +72,9 @@ def join():
         _start_scheduler()
         if one_host:
             note.write_text(env["MS_SCHED_PORT"])
-    if by_mpirun and _more:
-        _end_mpi = _more["use_mpi"]()
+    if _more:
+        _more["end_at_errors"]()
+        _end_mpi = _more["use_mpi"]() if by_mpirun else abs
     _joined = True
     return True
 
@@ -82,36 +84,9 @@ def leave(code=0):
     if _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
         _meet()
         _end_mpi(60)
-        _end_now(code)
-
-
-def _prepare_cpu():
-    """Make ranks on CPU quick, unless variables say otherwise."""
-    if "avx512f" in Path("/proc/cpuinfo").read_text():
-        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
-    os.environ.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
-    if os.getenv("BIND_RANKS") != "no":
-        threading.Thread(target=_take_own_cores, daemon=True).start()
-    show = sys.excepthook
-
-    def end_at_an_error(*error):
-        show(*error)
-        if _joined:  # MindSpore's clean-up would keep the launcher waiting, often for seconds
-            _end_now(1)
-
-    sys.excepthook = end_at_an_error  # init() puts its own hook in front of the one it finds
-
-
-def _take_own_cores():
-    """After init() (before, it would be slow): MindSpore's threads spin, so share the cores."""
-    from mindspore import communication
-    while not communication.GlobalComm.INITED:
-        time.sleep(0.005)
-    rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
-    cores = sorted(os.sched_getaffinity(0))
-    share = len(cores) // size
-    mine = cores[rank * share:(rank + 1) * share] if share else [cores[rank % len(cores)]]
-    os.sched_setaffinity(threading.main_thread().native_id, mine)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _start_scheduler():
@@ -146,12 +121,6 @@ def _meet():
             socket.create_connection((host, int(ports[0])), timeout=60).recv(1)
         server.settimeout(60)
         _ = [server.accept()[0] for _ in ports[1:] if rank == 0]
-
-
-def _end_now(code):
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _wait_for(answer, failure):

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import binding
+import saving
 import stacks
 
 
@@ -38,7 +39,7 @@ class Agent:
         binding.bind(env)
         self.scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
         self.words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env.update(PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()))
+        env.update(PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()), RANKS_SAVING=saving.__file__)
         if not self.scheduler:
             env.update(RANKS_RANK=self.rank)
         self.script = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

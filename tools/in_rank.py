@@ -1,14 +1,16 @@
 """What a rank's process gets where tools/ lies beside its lesson: ranks.py runs this file when it is imported.
 
-Importing it, bad options become one sentence of the whole job. check_variables() is called before the rank looks for
-the others, use_mpi() when it knows them.
+Importing it, bad options become one sentence of the whole job, and losses have 5 digits (loss_lines.py).
+check_variables() is called before the rank looks for the others, use_mpi() when it knows them.
 """
 
 import argparse
 import importlib.util
 import os
+import runpy
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -23,6 +25,7 @@ def say_once(parser, message):
 
 
 argparse.ArgumentParser.error = say_once
+runpy.run_path(str(Path(__file__).resolve().with_name("loss_lines.py")))
 
 
 def check_variables():
@@ -59,6 +62,38 @@ def listens(host, port):
     except (OSError, OverflowError):
         return False
     return True
+
+
+def take_own_cores():
+    """Share the cores of this machine among its ranks, for MindSpore's threads spin; unless BIND_RANKS is no."""
+    def share():
+        from mindspore import communication
+        while not communication.GlobalComm.INITED:  # before init(), that would be slow
+            time.sleep(0.005)
+        rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
+        cores = sorted(os.sched_getaffinity(0))
+        each = len(cores) // size
+        mine = cores[rank * each:(rank + 1) * each] if each else [cores[rank % len(cores)]]
+        os.sched_setaffinity(threading.main_thread().native_id, mine)
+
+    if os.getenv("BIND_RANKS") != "no":
+        threading.Thread(target=share, daemon=True).start()
+
+
+def end_at_errors():
+    """End this process right after an error is shown: MindSpore's clean-up would take seconds, and the launcher waits.
+
+    To be called before init(), which puts its own hook in front of the one that it finds.
+    """
+    show = sys.excepthook
+
+    def show_and_end(*error):
+        show(*error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    sys.excepthook = show_and_end
 
 
 def use_mpi():

@@ -2,10 +2,12 @@
 
 Rank 0 is asked when ("when"). At the end of a step it says which step will be the last, the next one, and waits. The
 other ranks cannot end that one without rank 0, so they all learn of it in time; rank 0 goes on when they know. A rank
-that has saved says so and waits for its end: no rank fails because another one has ended. The ranks' side of it is
-is_last() and save() in checkpoints.py; a rank says "steps" when it has ended its first step and so takes part.
+that has saved says so and waits for its end: no rank fails because another one has ended. A rank says "steps" when it
+has ended its first step and so takes part. Class Launcher is the ranks' side, which checkpoints.py uses.
 """
 
+import os
+import select
 import time
 
 
@@ -46,3 +48,30 @@ class Saving:
         if time.monotonic() > self.deadline:
             return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}"
         return ""
+
+
+class Launcher:
+    """What a rank has of the launcher: a socket (variable RANKS_WORDS)."""
+
+    def __init__(self):
+        self.link, self.steps, self.last = int(os.environ["RANKS_WORDS"]), 0, float("inf")
+
+    def ends_after(self, result):
+        """To be asked after each step, with what it has computed: is it the last?"""
+        repr(result)  # it is there when the step is done, on a card, too
+        self.steps += 1
+        if self.steps == 1:
+            os.write(self.link, b"steps")
+        while select.select([self.link], [], [], 0)[0]:
+            word = os.read(self.link, 99)
+            if word == b"when":  # asks rank 0, without which no rank can end the next step
+                os.write(self.link, b"%d" % (self.steps + 1))
+                word = os.read(self.link, 99)  # comes when all others have it
+            self.last = int(word)
+        return self.steps >= self.last
+
+    def saved(self, where):
+        """Say what was saved; does not return after the last step."""
+        if self.steps >= self.last:
+            os.write(self.link, f"saved {where}".encode())
+            os.read(self.link, 1)  # it ends this process when all ranks have saved
