@@ -22,12 +22,11 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn
-from mindspore.train import Model
+from mindspore.train import LossMonitor, Model
 
 import checkpoints
 from fruits_files import at_least, fruits_folder, memory_of_a_rank
 from gpu_libraries import choose_device
-from loss import PrintLoss
 from resnet import resnet50
 
 # distributed: start and end together, ask who and how many we are, add up over all
@@ -114,7 +113,7 @@ ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finish
 train_dataset.set_init_step(first_epoch * train_batch_num + saved.first_step)
 ds.config.set_seed(rank)  # distributed: other crops and flips on each rank
 if first_epoch < args.epochs:
-    model.train(args.epochs, train_dataset, callbacks=[saved, PrintLoss(rank=rank)],
+    model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
                 dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)
 
 # distributed: batch norm has seen its own rank's pictures only: average, all test one network

@@ -9,6 +9,7 @@ CPU, without a word, when a library is missing. See README.md, "With pip alone".
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -90,6 +91,8 @@ def choose_device():
 
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # read at the first convolution
+    if (tool := Path(__file__).resolve().parent.parent / "tools" / "loss_lines.py").is_file():
+        runpy.run_path(str(tool))  # says how long it will take; several ranks have it already
     if target := os.getenv("DEVICE_TARGET"):
         ms.set_context(device_target=target)
     elif ms.get_context("device_target") == "CPU":

@@ -22,12 +22,11 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn
-from mindspore.train import Model
+from mindspore.train import LossMonitor, Model
 
 import checkpoints
 from fruits_files import at_least, fruits_folder, memory_of_a_rank
 from gpu_libraries import choose_device
-from loss import PrintLoss
 from resnet import resnet50
 
 parser = argparse.ArgumentParser(description="Train on pictures.", usage=argparse.SUPPRESS)
@@ -88,7 +87,7 @@ first_epoch = saved.resume(model.train_network, args.resume)
 ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished steps
 train_dataset.set_init_step(first_epoch * train_batch_num + saved.first_step)
 if first_epoch < args.epochs:
-    model.train(args.epochs, train_dataset, callbacks=[saved, PrintLoss()],
+    model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
                 dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)
 
 correct = 0

@@ -22,14 +22,14 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init
-from mindspore.train import Model
+from mindspore.train import LossMonitor, Model
 
 import checkpoints
 import ranks
 from accuracy import print_accuracy
 from cifar10_files import at_least, cifar10_folder, memory_of_a_rank
 from gpu_libraries import choose_device
-from loss import PrintLoss, SoftmaxCrossEntropyExpand
+from loss import SoftmaxCrossEntropyExpand
 from resnet import resnet50
 from sync_batch_norm import synchronise_batch_norm
 
@@ -91,7 +91,7 @@ def create_dataset(data_path, batch_size=32, rank_id=0, rank_size=1, image_size=
 
 def train(model, dataset, args, rank, rank_size):
     """Train all epochs, or with --resume those that are left; save after each with --ckpt-dir."""
-    callbacks, first_epoch = [PrintLoss(rank=rank)], 0
+    callbacks, first_epoch = [LossMonitor()], 0
     if args.ckpt_dir:
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: no two ranks write one file
         saved = checkpoints.Checkpoints(folder, "auto_parallel", rank_size, keep=3)
