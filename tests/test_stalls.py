@@ -19,9 +19,9 @@ def load():
 def wait():
     time.sleep(600)
 print("hello", flush=True)
-if os.environ["RANKS_RANK"] == "1":
+if os.environ.get("RANKS_RANK") == "1":
     load()
-if os.environ["RANKS_RANK"] == "3":
+if os.environ.get("RANKS_RANK") == "3":
     os.kill(os.getpid(), signal.SIGSTOP)
 wait()
 """

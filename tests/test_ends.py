@@ -1,0 +1,181 @@
+"""How jobs end and start again: TERM saves first, Ctrl-C upon Ctrl-C leaves nothing, restarts with every launcher."""
+
+import os
+import re
+import signal
+import time
+
+import jobs
+import pytest
+
+RANKS = jobs.REPO / "mnist_ddp" / "ranks.py"
+CPU = {"DEVICE_TARGET": "CPU"}
+SAME = 1e-5
+
+
+def start(folder, script, ranks, *options, env=None):
+    """A job of a script that needs no MindSpore; options are the launcher's, and behind -- the script's."""
+    (folder / "train.py").write_text(script)
+    cut = options.index("--") if "--" in options else len(options)
+    return jobs.Job(jobs.PYTHON, RANKS, "-n", ranks, *options[:cut], "train.py", *options[cut:], cwd=folder,
+                    env={**CPU, **(env or {})})
+
+
+# ------------------------------------------------------------------------------------------------------------ TERM
+def losses_of(text, rank):
+    """What a rank printed: {(epoch, step): loss}."""
+    return {(int(epoch), int(step)): float(loss) for epoch, step, loss in
+            re.findall(rf"^\[rank {rank}\] epoch: (\d+) step: (\d+), loss is (\S+)$", text, re.MULTILINE)}
+
+
+def check_term(command, epochs, when, ranks_shown, folder):
+    """TERM in the middle of a job, --resume, and a job that nobody ended: the same losses, each step once."""
+    folders = [folder / "broken", folder / "whole"]
+    for each in folders:
+        each.mkdir()
+    with jobs.Job(*command, "--epochs", epochs or 3000, cwd=folders[0], env=CPU) as job:
+        job.wait_for(when)
+        os.kill(job.process.pid, signal.SIGTERM)
+        broken = job.finish(300)
+    assert broken.code == 143, broken.output
+    assert not broken.left_over
+    assert "TERM: the ranks end their step and save, in 30 s at most (--grace)" in broken.output
+    epoch, step = map(int, re.search(r"all ranks have saved epoch (\d+), step (\d+); --resume goes on there",
+                                     broken.output).groups())
+    assert len(list(folders[0].glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
+    command = (*command, "--epochs", epochs or epoch + 2)
+    resumed = jobs.succeeded(jobs.run(*command, "--resume", cwd=folders[0], env=CPU, timeout=300))
+    whole = jobs.succeeded(jobs.run(*command, cwd=folders[1], env=CPU, timeout=300))
+    for rank in ranks_shown:
+        expected = losses_of(whole.output, rank)
+        first, second = losses_of(broken.output, rank), losses_of(resumed.output, rank)
+        assert max(first) == (epoch, step), "no step after the one that was saved"
+        assert not first.keys() & second.keys(), "no step twice"
+        assert {**first, **second} == pytest.approx(expected, abs=SAME)
+    return step
+
+
+@pytest.mark.parametrize("mode", ["data_parallel", "semi_auto_parallel"])
+def test_term_loses_nothing(mode, tmp_path):
+    check_term(("bash", jobs.REPO / "checkpoints/run.sh", mode, 2, "--", "--ckpt-dir", "ck", "--lr", 0.001), 0,
+               r"\[rank 0\] epoch: 3 step: 2", (0, 1), tmp_path)
+
+
+def test_term_in_the_middle_of_model_train(cifar10, tmp_path):
+    step = check_term(("bash", jobs.REPO / "run.sh", cifar10, 2, "--", *jobs.SHALLOW, "--image-size", 32,
+                       "--batch-size", 4, "--steps", 9, "--test-images", 0, "--parallel-mode", "data_parallel",
+                       "--ckpt-dir", "ck"), 3, r"\[rank 0\] epoch: 2 step: 2", (0,), tmp_path)
+    assert step < 9, "in the middle of an epoch"
+
+
+ASKED = "import os, time\nos.write(int(os.environ['RANKS_WORDS']), b'steps')\nprint('ready', flush=True)\n"
+
+
+@pytest.mark.parametrize(("options", "seconds"), [(("--grace", 1), 1), (("--grace", 900, "second"), 0)])
+def test_ranks_that_do_not_save_in_time_are_ended(options, seconds, tmp_path):
+    with start(tmp_path, ASKED + "time.sleep(600)", 2, "--with", "table", *options[:2]) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(job.process.pid, signal.SIGTERM)
+        job.wait_for("TERM: the ranks end their step")
+        if "second" in options:
+            os.kill(job.process.pid, signal.SIGTERM)
+        sent = time.monotonic()
+        result = job.finish()
+    assert time.monotonic() - sent < jobs.soon()
+    assert result.code == 143
+    assert ("not saved within 1 s: rank 0, 1" in result.output) == bool(seconds)
+    assert not result.left_over
+
+
+def test_all_learn_the_last_step_before_rank_0_goes_on(tmp_path):
+    """Rank 0 hears its own word last, when the others have it."""
+    script = ASKED + ("words, rank = int(os.environ['RANKS_WORDS']), os.environ['RANKS_RANK']\n"
+                      "if rank == '0':\n    assert os.read(words, 9) == b'when'\n    os.write(words, b'7')\n"
+                      "word = os.read(words, 9)\n"
+                      "print('told', word.decode(), time.monotonic_ns(), flush=True)\n"
+                      "os.write(words, b'saved epoch 1, step ' + word)\nos.read(words, 1)\n")
+    with start(tmp_path, script, 3, "--with", "mpirun") as job:
+        job.wait_for(r"(?s)ready.*ready.*ready")
+        time.sleep(0.3)  # ready is printed just after it was said
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish()
+    assert result.code == 143
+    assert "all ranks have saved epoch 1, step 7; --resume goes on there" in result.output
+    told = {int(rank): int(when) for rank, when in re.findall(r"\[rank (\d)\] told 7 (\d+)", result.output)}
+    assert sorted(told) == [0, 1, 2]
+    assert not result.left_over
+
+
+def test_ctrl_c_upon_ctrl_c(tmp_path):
+    script = ("import signal, time\nfor sign in (signal.SIGTERM, signal.SIGINT):\n"
+              "    signal.signal(sign, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    with start(tmp_path, script, 2, "--with", "mpirun") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        while job.process.poll() is None:
+            os.killpg(job.process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        result = job.finish()
+    assert result.code == 130
+    assert "Traceback" not in result.output
+    assert not result.left_over
+
+
+# -------------------------------------------------------------------------------------------------------- restarts
+FAILS_FIRST = """
+import os, sys, time
+rank = os.environ.get("RANKS_RANK") or sys.exit()  # msrun's scheduler
+print("rank", rank, sys.argv[-1], flush=True)
+if "--resume=if-saved" not in sys.argv:
+    time.sleep(0.5 if rank == "3" else 600)
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("options", [("--with", "mpirun"), ("--with", "msrun"), ("--with", "table"),
+                                     ("--with", "msrun", "--in", "device")])
+def test_restarts_with_every_launcher(options, tmp_path):
+    with start(tmp_path, FAILS_FIRST, 4, *options, "--restarts", 1, "--", "--ckpt-dir", "ck") as job:
+        result = job.finish()
+    assert result.code == 0, result.output
+    assert "rank 3 failed, exit code 5" in result.output
+    assert result.output.count("restart 1 of 1") == 1
+    assert len(set(re.findall(r"rank (\d) --resume=if-saved", result.output))) == 4
+    assert not result.left_over
+
+
+def two_servers(folder):
+    """The launchers' options for the first and the second of two servers, and their variables."""
+    device = '{{"device_id": "{}", "device_ip": "192.1.1.{}", "rank_id": "{}"}}'
+    servers = ", ".join('{{"server_id": "10.0.0.{}", "device": [{}], "host_nic_ip": "reserve"}}'.format(
+        server, ", ".join(device.format(card, 9 * server + card, 2 * server - 2 + card) for card in (0, 1)))
+        for server in (1, 2))
+    (folder / "table.json").write_text('{"version": "1.0", "server_count": "2", "server_list": [' + servers
+                                       + '], "status": "completed"}')
+    options = ("--with", "table", "--table", folder / "table.json", "--restarts", 1)
+    return [(*options, "--first", first, "--", "--ckpt-dir", "ck") for first in (0, 2)], {
+        "MS_SCHED_PORT": str(jobs.free_port())}
+
+
+def test_two_servers_start_again_together(tmp_path):
+    (options, others), env = two_servers(tmp_path)
+    with start(tmp_path, FAILS_FIRST, 4, *others, env=env) as second:
+        second.wait_for("waiting for the launchers of the other servers at 127.0.0.1:")
+        with start(tmp_path, FAILS_FIRST, 4, *options, env=env) as first:
+            one, two = first.finish(), second.finish()
+    for result in (one, two):
+        assert result.code == 0, result.output
+        assert result.output.count("restart 1 of 1") == 1
+        assert not result.left_over
+    assert "the ranks from 2 on, on another server, ended with exit code 5; see there" in one.output
+    assert "rank 3 failed, exit code 5" in two.output
+
+
+def test_who_ends_one_server_ends_both(tmp_path):
+    (options, others), env = two_servers(tmp_path)
+    with start(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(600)", 4, *options, env=env) as first, \
+            start(tmp_path, (tmp_path / "train.py").read_text(), 4, *others, env=env) as second:
+        for job in (first, second):
+            job.wait_for(r"(?s)ready.*ready")
+        os.kill(second.process.pid, signal.SIGTERM)
+        assert [job.finish().code for job in (first, second)] == [143, 143]
+        assert "restart" not in first.output() + second.output()
