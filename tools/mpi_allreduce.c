@@ -43,7 +43,8 @@ static bool tried, trusted;
 static double patience;
 
 /* Wait until all ranks are here, each with so many numbers; false, with a sentence, if they do not come in time or
- * have other ones (with 0, for the end, in silence). A thread that spins in MPI_Allreduce would take a core from ranks that still compute or compile, for
+ * have other ones (with 0, for the end, in silence). A thread that spins in MPI_Allreduce would take a core from ranks
+ * that still compute or compile, for
  * as long as that takes; so sleep after some milliseconds. */
 static bool all_are_here(size_t count, double seconds)
 {
@@ -131,23 +132,35 @@ static bool all_reduce(void *self, const void *in, void *out, size_t count, int 
     return done;
 }
 
-/* Put all_reduce() where a library's table has MCCL's function. */
+/* MindSpore's ranks ask for each other's addresses 20 times at most, and sleep 3 s if one is not known yet, which some
+ * rank must do nearly each time. So let a thread's first naps be short; later ones are as they were. */
+static unsigned nap(unsigned seconds)
+{
+    static __thread int naps;
+    return naps++ < 10 ? usleep(150000), 0 : sleep(seconds);
+}
+
+/* Put all_reduce() where a library's table has MCCL's function, and nap() for sleep(). */
 static void patch(ElfW(Addr) base, const ElfW(Rela) *entry, size_t bytes, const ElfW(Sym) *symbols, const char *names)
 {
     for (size_t i = 0; i < bytes / sizeof(*entry); i++) {
-        if (strcmp(names + symbols[entry[i].r_info >> 32].st_name, SYMBOL) != 0)
+        const char *name = names + symbols[entry[i].r_info >> 32].st_name;
+        bool is_sleep = strcmp(name, "sleep") == 0;
+        if (!is_sleep && strcmp(name, SYMBOL) != 0)
             continue;
         void **slot = (void **)(base + entry[i].r_offset);
         size_t page = (size_t)sysconf(_SC_PAGESIZE);
         void *begin = (void *)((size_t)slot / page * page);
         Dl_info found;
-        if (!dladdr(*slot, &found) || !found.dli_sname || strcmp(found.dli_sname, SYMBOL) != 0 ||
-            (mccl && *slot != (void *)mccl) || mprotect(begin, page, PROT_READ | PROT_WRITE))
+        if (!is_sleep && (!dladdr(*slot, &found) || !found.dli_sname || strcmp(found.dli_sname, SYMBOL) != 0 ||
+                          (mccl && *slot != (void *)mccl)))
             continue; /* not resolved yet, or not what is known here: it stays */
-        mccl = (all_reduce_t)*slot;
-        *slot = (void *)all_reduce;
+        if (mprotect(begin, page, PROT_READ | PROT_WRITE))
+            continue;
+        mccl = is_sleep ? mccl : (all_reduce_t)*slot;
+        slots += !is_sleep;
+        *slot = is_sleep ? (void *)nap : (void *)all_reduce;
         mprotect(begin, page, PROT_READ); /* as the linker has left it */
-        slots++;
     }
 }
 
