@@ -282,6 +282,23 @@ def test_ctrl_c_upon_ctrl_c_in_a_dry_run(tmp_path):
     assert not result.left_over
 
 
+def test_ctrl_c_before_anything_runs(tmp_path):
+    """While it still reads its options: no traceback."""
+    (tmp_path / "slow.py").write_text("import importlib.util, os, signal\n"
+                                      "found = importlib.util.module_from_spec\n"
+                                      "def interrupted(spec):\n"
+                                      "    os.kill(os.getpid(), signal.SIGINT)\n"
+                                      "    return found(spec)\n"
+                                      "importlib.util.module_from_spec = interrupted\n")
+    (tmp_path / "rank.py").write_text("")
+    start = (f"import runpy, sys; sys.path.insert(0, {str(jobs.REPO / 'tools')!r}); import slow; "
+             f"sys.argv = ['launch.py', '--lesson', {str(MNIST)!r}, '-n', '1', 'rank.py']; "
+             "runpy.run_path(sys.path[0] + '/launch.py', run_name='__main__')")
+    result = jobs.run(jobs.PYTHON, "-c", start, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert result.code == 130
+    assert result.output == ""
+
+
 # -------------------------------------------------------------------------------------------------------- kill -9
 def started(job, program, timeout=60):
     """The process id of a program of a job."""

@@ -502,6 +502,8 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # from the first moment: without a traceback
     result = main(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; Python's own end would die of one more
     sys.exit(result)
