@@ -322,7 +322,8 @@ def test_memory_messages_in_any_case_of_letters(name, line, asked, tmp_path):
     for text in (line, line.upper(), line.lower()):
         check_shown_first(name, text)
         said = known_errors.hint(tmp_path / "none", 1, [text])
-        assert said.startswith(entry(name)["means"] + (f", when {asked} more were asked for: " if asked else ": ")), said
+        how_much = f", when {asked} more were asked for: " if asked else ": "
+        assert said.startswith(entry(name)["means"] + how_much), said
 
 
 # ------------------------------------------------------------------------------------------------- planted bugs
