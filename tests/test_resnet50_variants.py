@@ -174,7 +174,7 @@ def check_same_step(accumulated, at_once):
     assert len(weights) >= 2 * 53, "weights and momenta"
     difference = max(np.abs(ours[name] - theirs[name]).max() for name in weights)
     assert difference < 1e-5, f"the weights differ by {difference}"
-    assert np.allclose(our_losses, their_losses, atol=1e-5)
+    assert np.allclose(our_losses, their_losses, rtol=1e-4)  # 5 digits are printed
     for state in (ours, theirs):
         sums = [values for name, values in state.items() if name.startswith("sum")]
         assert len(sums) == 53
