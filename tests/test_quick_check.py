@@ -1,0 +1,51 @@
+"""The check before the start: without MindSpore, and as the script itself would check."""
+
+import jobs
+import pytest
+
+TOOL = jobs.REPO / "tools/quick_check.py"
+SCRIPT = """
+import sys
+import mindspore as ms
+import mindspore.dataset as ds
+from mindspore import nn
+from mindspore.communication import init, get_rank
+
+
+class Net(nn.Cell):
+    def construct(self, x, dtype=ms.float32):
+        return ds.vision.HWC2CHW()(x)
+
+
+{}
+print("MindSpore is", "here" if hasattr(ms, "__version__") else "not here", sys.argv)
+{}
+"""
+
+
+@pytest.mark.parametrize(("use", "end", "needs_it", "code", "last"), [
+    ("", "", False, 0, "MindSpore is not here"),
+    ("", "sys.exit('bad option')", False, 1, "bad option"),
+    ("", "sys.exit(2)", False, 2, "MindSpore is not here"),
+    ("print(int(ms.Tensor(7)))", "", True, 0, "MindSpore is here"),
+    ("if not nn.Cell: sys.exit(5)", "", True, 0, "MindSpore is here"),
+    ("print(isinstance(7, ms.Tensor))", "", True, 0, "MindSpore is here"),
+    ("", "raise KeyError(3)", True, 1, "KeyError: 3"),
+])
+def test_a_check_that_makes_use_of_mindspore_gets_it_and_no_other(use, end, needs_it, code, last, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT.format(use, end))
+    result = jobs.run(jobs.PYTHON, TOOL, "script.py", "--check", cwd=tmp_path)
+    assert result.code == code
+    assert result.output.strip().splitlines()[-1].startswith(last)
+    assert ("MindSpore is here ['script.py', '--check']" in result.output) == needs_it
+    assert result.output.count("MindSpore is") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--epochs", 0), ("--data-path", "/none"), ("--no-such-option",)])
+@pytest.mark.parametrize("script", ["mnist_ddp/train_ddp.py", "resnet50_gpu/resnet50_distributed_training_gpu.py"])
+def test_it_says_what_the_lesson_says(script, options, mnist, cifar10, tmp_path):
+    env = {"DATA_PATH": str(mnist if "mnist" in script else cifar10), "DEVICE_TARGET": "CPU", "RANK_SIZE": "2"}
+    both = [jobs.run(jobs.PYTHON, *tool, jobs.REPO / script, *options, "--check", cwd=tmp_path, env=env)
+            for tool in ((TOOL,), ())]
+    assert both[0].output == both[1].output
+    assert both[0].code == both[1].code == (2 if options else 0)
