@@ -122,7 +122,8 @@ class Checkpoints(Callback):
         """The files of all epochs, whole or not: {(epoch, step): path}."""
         names = re.compile(re.escape(self.prefix) + r"-(\d+)_(\d+)\.ckpt")
         found = [(names.fullmatch(file.name), file) for file in self.folder.iterdir()]
-        return {(int(name[1]), int(name[2])): file for name, file in found if name}
+        return {(int(name[1]), int(name[2])): file for name, file in found
+                if name and not file.is_fifo()}  # nobody would ever write to it
 
     def newest(self, limit=(float("inf"),)):
         """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}).

@@ -198,6 +198,15 @@ def test_what_mindspore_cannot_decode_is_no_picture(tmp_path):
     assert [file.name for file in no_pictures(tmp_path)] == ["bad.gif", "bad.webp", "gone.jpg", "sub.jpg"]
 
 
+def test_a_pipe_named_like_a_checkpoint_is_not_waited_for(tmp_path):
+    from checkpoints import Checkpoints
+    saved = Checkpoints(tmp_path, "net", 1)
+    os.mkfifo(tmp_path / "net-3_2.ckpt")
+    assert saved.files() == {}
+    (tmp_path / "net-2_2.ckpt").write_bytes(b"")
+    assert saved.newest() == ((0, 0), {})
+
+
 # ------------------------------------------------------------------------------------------------- disks and links
 def test_a_log_folder_that_is_a_dangling_link(mnist, tmp_path):
     (tmp_path / "log_output").symlink_to("/nonexistent/folder")
