@@ -238,8 +238,10 @@ def measure_all_reduce(args):
     """Part d: {(library, ranks, bytes): [seconds, ...]}."""
     results = {}
     for _ in range(args.repeats):
-        for name, command in (("MCCL", mpirun(2, HERE / "allreduce.py")), ("gloo", torchrun(2, "allreduce"))):
-            for _, line in lines_of(command, shared_cores(2), args.output / "work"):
+        for name, command, how in (("MPI", mpirun(2, HERE / "allreduce.py"), {}),
+                                   ("MCCL", mpirun(2, HERE / "allreduce.py"), {"ALL_REDUCE": "MCCL"}),
+                                   ("gloo", torchrun(2, "allreduce"), {})):
+            for _, line in lines_of(command, {**shared_cores(2), **how}, args.output / "work"):
                 match = re.search(r"allreduce (\d+) bytes: ([\d.]+) s", line)
                 if match:
                     results.setdefault((name, 2, int(match[1])), []).append({"step": float(match[2])})

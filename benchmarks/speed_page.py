@@ -103,12 +103,13 @@ def first_loss(report, language):
 
 
 def all_reduce(report, language):
-    sizes = sorted({size for _, _, size in report.names("allreduce")})
+    measured = report.names("allreduce")
+    libraries = [name for name in ("MPI", "MCCL", "gloo") if name in {row[0] for row in measured}]
     rows = [(f"{size:,}", *(report.shown("allreduce", library, 2, size, scale=1e3, digits=2)
-                            for library in ("MCCL", "gloo"))) for size in sizes]
-    head = ("bytes | MCCL (MindSpore), ms | gloo (PyTorch), ms",
-            "字节 | MCCL（MindSpore），毫秒 | gloo（PyTorch），毫秒")
-    return table(head[language], rows)
+                            for library in libraries)) for size in sorted({size for _, _, size in measured})]
+    head = ({"MPI": "MPI (the lessons), ms", "MCCL": "MCCL (MindSpore), ms", "gloo": "gloo (PyTorch), ms"},
+            {"MPI": "MPI（本课），毫秒", "MCCL": "MCCL（MindSpore），毫秒", "gloo": "gloo（PyTorch），毫秒"})[language]
+    return table(" | ".join((("bytes", "字节")[language], *map(head.get, libraries))), rows)
 
 
 def growth(report, language):

@@ -3,8 +3,8 @@
 ranks.py calls set_up() in each rank that mpirun started. mpi_allreduce.c, beside this file, is compiled at the first
 use, into __pycache__, by Open MPI's mpicc; without a compiler, or where that folder cannot be written, all stays with
 MCCL. So do other operations than the sum, other numbers than float32, and groups of some ranks: the C code is told.
-With ALL_REDUCE=MCCL in the environment nothing is changed. Ranks on several machines need ALL_REDUCE=MPI, for they
-cannot tell each other in time whether all have a compiler; tools/launch.py looks, and sets it.
+With ALL_REDUCE=MCCL in the environment nothing is changed. Ranks on several machines need ALL_REDUCE=MPI in theirs, for
+they cannot tell each other in time whether all have a compiler.
 """
 
 import atexit
