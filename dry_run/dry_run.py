@@ -208,8 +208,8 @@ class Progress:
         self.begin = self.said = time.monotonic()
         self.moving = sys.stderr is not None and sys.stderr.isatty()
         self.pause = 1 if self.moving else QUIET  # s
-        say(f"compiling {report.spell(ranks)} of {rank_size}, {jobs} at a time; a rank of a small network takes about "
-            "3 s, of ResNet-50 15 s")
+        say(f"compiling {report.spell(ranks)} of {rank_size}, {jobs} at a time; a rank of a small network takes 1 to "
+            "3 s, of ResNet-50 10 to 20 s")
 
     def left(self):
         """About how long the rest takes, in words; "" where that is not known."""

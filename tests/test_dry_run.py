@@ -300,7 +300,7 @@ def test_how_long_it_will_take(capsys, monkeypatch):
     for rank in range(7):
         progress.tell({"rank": rank, "compiled": rank != 5, "seconds": 20.0})
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("compiling ranks 0-7 of 8, 2 at a time; a rank of a small network takes about 3 s")
+    assert said[0].startswith("compiling ranks 0-7 of 8, 2 at a time; a rank of a small network takes 1 to 3 s")
     assert said[1] == "20 s, 0 of 8 ranks done ..."
     assert said[2] == "rank 1 compiled after 20.0 s (1 of 8, about 60 s left)"
     assert said[-2] == "rank 5 FAILED after 20.0 s (7 of 8, about 40 s left)"
