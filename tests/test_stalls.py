@@ -124,7 +124,8 @@ def test_a_rank_that_works_is_no_reason_to_end_the_job(tmp_path):
 
 
 def test_what_is_said_without_py_spy():
-    seen = {"pid": 7, "state": "S", "cores": 0.0, "problem": "py-spy is not installed", "threads": [], "collective": ""}
+    seen = {"pid": 7, "state": "S", "runs": False, "cores": 0.0, "threads": [], "collective": "",
+            "problem": "py-spy is not installed"}
     lines, works = stacks.describe({0: seen, 1: {**seen, "state": "D"}, 2: seen, 3: None})
     assert lines == ["ranks 0, 2 are in state S (py-spy is not installed)",
                      "rank 1 is in state D (py-spy is not installed)", "rank 3 does not answer",

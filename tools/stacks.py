@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 BUSY = 0.5  # cores: who waits in a collective on CPU keeps 0.04 busy
-INTERVAL = 2  # seconds between two looks; a rank that works has used CPU, or moved
+INTERVAL = 2  # seconds in which a rank that works has used CPU
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
 COLLECTIVE = re.compile(r"(?i)(All_?Reduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
                         r"|Receive|Send)(?:\b|_|<|V|I)")
@@ -30,12 +30,12 @@ STARTS_SCHEDULER = ("_start_scheduler", "start_scheduler")
 def look(pid):
     """All that can be seen of a process: its state, the cores that its session keeps busy, and its stacks."""
     state, before = state_of(pid), seconds_of(pid)
-    first = [] if state in "Tt" else threads_of(pid)
     time.sleep(INTERVAL)
     threads = [] if state in "Tt" else threads_of(pid)
-    problem = next((seen for seen in (first, threads) if isinstance(seen, str)), "")
-    return {"pid": pid, "state": state, "cores": (seconds_of(pid) - before) / INTERVAL, "problem": problem,
-            "threads": [] if problem else threads, "moved": not problem and first != threads,
+    problem = threads if isinstance(threads, str) else ""
+    runs = (state, state_of(pid)) == ("R", "R")  # if only it got a core
+    return {"pid": pid, "state": state, "runs": runs, "cores": (seconds_of(pid) - before) / INTERVAL,
+            "problem": problem, "threads": [] if problem else threads,
             "collective": "" if problem or state in "Tt" else collective_of(pid)}
 
 
@@ -167,7 +167,11 @@ def works(one):
     """Does a rank get on? Waiting in a collective may keep a core busy, too; a long calculation need not move."""
     if one is None or one["state"] in "Tt" or standing(one)[0].startswith("waits"):
         return False
-    return one["cores"] > BUSY
+    return works_hard(one)
+
+
+def works_hard(one):
+    return one["cores"] > BUSY or one["runs"]
 
 
 def standing(one):
@@ -188,7 +192,7 @@ def standing(one):
         elif any("mindspore/dataset/engine/iterators.py" in file for _, file, _ in main):
             doing, path = "waits for data", path + data_of(one)
         else:
-            doing = f"works ({one['cores']:.1f} cores)" if one["cores"] > BUSY else f"is in {innermost(main)}"
+            doing = f"works ({one['cores']:.1f} cores)" if works_hard(one) else f"is in {innermost(main)}"
     return doing, path
 
 
