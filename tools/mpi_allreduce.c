@@ -45,7 +45,7 @@ static double patience;
 /* Wait until all ranks are here, each with so many numbers; false, with a sentence, if they do not come in time or
  * have other ones (with 0, for the end, in silence). A thread that spins in MPI_Allreduce would take a core from ranks
  * that still compute or compile, for
- * as long as that takes; so sleep after some milliseconds. */
+ * as long as that takes; so sleep after some microseconds. */
 static bool all_are_here(size_t count, double seconds)
 {
     MPI_Request arrival;
@@ -56,10 +56,10 @@ static bool all_are_here(size_t count, double seconds)
     MPI_Iallreduce(mine, least, 2, MPI_LONG_LONG, MPI_MIN, world, &arrival);
     while (MPI_Test(&arrival, &here, MPI_STATUS_IGNORE) == MPI_SUCCESS && !here && waited < seconds) {
         waited = MPI_Wtime() - start;
-        if (waited < 0.005)
+        if (waited < 0.0002)
             sched_yield();
         else
-            usleep(waited < 0.1 ? 100 : 1000);
+            usleep(waited < 0.1 ? 50 : 1000);
     }
     if (!here && count)
         fprintf(stderr, "rank %d has waited %.0f s in an all-reduce (MPI) for the other ranks: they are late, have "
