@@ -61,7 +61,8 @@ def test_alone_the_first_rank_that_fails_ends_the_others(cifar10, tmp_path):
     script = tmp_path / "resnet50_ascend" / "resnet50_distributed_training.py"
     text = script.read_text()
     assert text.count("\nimport ranks\n") == 1
-    script.write_text(text.replace("\nimport ranks\n", "\nimport ranks\nif os.getenv('OMPI_COMM_WORLD_RANK') == '1': sys.exit(7)\n"))
+    fault = "if os.getenv('OMPI_COMM_WORLD_RANK') == '1': sys.exit(7)\n"
+    script.write_text(text.replace("\nimport ranks\n", f"\nimport ranks\n{fault}"))
     result = jobs.run("bash", tmp_path / "resnet50_ascend" / "run.sh", cifar10, 2, "--", *SMALL, cwd=tmp_path)
     assert result.code == 7, result.output
     assert not result.left_over

@@ -193,6 +193,7 @@ def damaged(mnist, folder, name, content):
     (["{mnist}", "2", "--", "--epochs", "0"], "must be greater than 0"),
     (["{mnist}", "2", "--", "--steps", "0"], "must be greater than 0"),
     (["{tmp}", "2"], "has no file train-images-idx3-ubyte"),
+    (["{mnist}", "2", "--restarts", "1", "--", "--ckpt-dir", "{tmp}/ck"], "this script, which does not know --resume"),
 ])
 @pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
 def test_bad_input_is_one_sentence_before_any_process(launcher, arguments, sentence, mnist, tmp_path):

@@ -117,12 +117,14 @@ def check_script(args):
     """The script's own check of its options and data, which may say what memory a rank takes."""
     quick = Path(__file__).with_name("quick_check.py")
     env = {**os.environ, "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target}
-    done = subprocess.run([sys.executable, quick, args.script, *args.options, "--check"], env=env, check=False,
-                          capture_output=True, text=True)
-    said = re.sub(r"(?ms)^usage: .*?(?=^\S+: error: )", "", done.stderr)  # argparse's error is enough
-    sys.stderr.write(said)
-    if done.returncode:
-        raise ValueError
+    for more in [[], ["--resume=if-saved"]][:1 + bool(args.restarts)]:
+        done = subprocess.run([sys.executable, quick, args.script, *args.options, *more, "--check"], env=env,
+                              check=False, capture_output=True, text=True)
+        said = re.sub(r"(?ms)^usage: .*?(?=^\S+: error: )", "", done.stderr)  # argparse's error is enough
+        sys.stderr.write(said)
+        if done.returncode:
+            raise ValueError("--restarts cannot be used with this script, which does not know --resume"
+                             if more and "arguments: --resume" in said else "")
     needs = re.search(r"needs (\d+) MB a rank", done.stdout)
     args.memory = int(needs.group(1)) if needs else args.memory
 

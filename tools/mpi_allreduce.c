@@ -44,8 +44,7 @@ static double patience;
 
 /* Wait until all ranks are here, each with so many numbers; false, with a sentence, if they do not come in time or
  * have other ones (with 0, for the end, in silence). A thread that spins in MPI_Allreduce would take a core from ranks
- * that still compute or compile, for
- * as long as that takes; so sleep after some microseconds. */
+ * that still compute or compile, for as long as that takes; so sleep after some microseconds. */
 static bool all_are_here(size_t count, double seconds)
 {
     MPI_Request arrival;
@@ -133,11 +132,12 @@ static bool all_reduce(void *self, const void *in, void *out, size_t count, int 
 }
 
 /* MindSpore's ranks ask for each other's addresses 20 times at most, and sleep 3 s if one is not known yet, which some
- * rank must do nearly each time. So let a thread's first naps be short; later ones are as they were. */
+ * rank must do nearly each time. So let a thread's first naps be short and later ones longer: 60 s in all, as before. */
 static unsigned nap(unsigned seconds)
 {
     static __thread int naps;
-    return naps++ < 10 ? usleep(150000), 0 : sleep(seconds);
+    naps++;
+    return naps <= 8 ? usleep(150000), 0 : naps <= 12 ? sleep(1) : sleep(naps <= 20 ? 7 : seconds);
 }
 
 /* Put all_reduce() where a library's table has MCCL's function, and nap() for sleep(). */
