@@ -138,8 +138,13 @@ def _listens(*address):
 
 
 def _free_port():  # below those that Linux gives out
-    ports = random.sample(range(20000, 30000), 999)
-    return next(port for port in ports if not _listens("127.0.0.1", port))
+    for port in random.sample(range(20000, 30000), 999):
+        name = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):  # another launcher has chosen it
+            name.bind(f"\0ranks {port}")
+            if not _listens("127.0.0.1", port):
+                return port
+    sys.exit("no port from 20000 to 29999 is free")
 
 
 # ----------------------------------------------------------------------------------- as a program

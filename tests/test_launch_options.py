@@ -16,6 +16,7 @@ sys.path.insert(0, str(jobs.REPO / "tools"))
 import before
 import binding
 import job_report
+import launch as launcher
 import options
 import progress
 
@@ -369,3 +370,13 @@ def test_data_sets_with_worker_processes_need_dev_shm(tmp_path):
         before.look_at_shm(args, 2, said.append, place=str(tmp_path / "none"))
     before.look_at_shm(args, 10 ** 6, said.append, place=str(tmp_path))
     assert re.match(r".* free, 1000000 ranks need about 40000000 MB there; docker run", said[0])
+
+
+def test_a_port_that_was_chosen_is_not_chosen_again(monkeypatch):
+    """Seconds pass until somebody listens there, for MindSpore is imported first."""
+    first = launcher.free_port()
+    monkeypatch.setattr(launcher.random, "sample", lambda *_: [first])
+    with pytest.raises(OSError, match="no port"):
+        launcher.free_port()
+    again = f"import launch; launch.random.sample = lambda *_: [{first}, {first}]; print(launch.free_port())"
+    assert "no port" in jobs.run(jobs.PYTHON, "-c", again, cwd=jobs.REPO / "tools").output

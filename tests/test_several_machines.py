@@ -21,6 +21,7 @@ import hosts  # noqa: E402
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 LESSON = jobs.REPO / "mnist_ddp"
 TOOLS = jobs.REPO / "tools"
+SLURM_JOB = jobs.REPO / "several_machines" / "slurm_job.sh"
 ENDLESS = ("--", "--lr", 0.001, "--epochs", 500)
 NOTICED = 30  # seconds within which both sides must have ended; with MindSpore's own settings it takes longer
 
@@ -138,7 +139,7 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
     lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")  # it is where the job is submitted, so its logs are there
     slurm = {"SLURM_SUBMIT_DIR": str(lesson), "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2",
              "SLURM_JOB_ID": "4711", "PATH": f"{tools}:{Path(jobs.PYTHON).parent}:{os.environ['PATH']}"}
-    with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "msrun", "--", *OPTIONS, cwd=tmp_path, env=slurm) as job:
+    with both[0].job("bash", SLURM_JOB, mnist, 2, "msrun", "--", *OPTIONS, cwd=tmp_path, env=slurm) as job:
         job.wait_for(r"rank 3\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
         result = job.finish(300)
@@ -151,7 +152,7 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
 
     # The other way: mpirun gets its machines as a hostfile; here it only checks them, for one of them is unknown.
     (tools / "scontrol").write_text("#!/bin/bash\nprintf 'node1\\nnode9\\n'\n")
-    with both[0].job("bash", TOOLS / "slurm_job.sh", mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
+    with both[0].job("bash", SLURM_JOB, mnist, 2, "mpirun", cwd=tmp_path, env=slurm) as job:
         refused = job.finish(60)
     assert refused.code == 2
     assert "node9: ssh failed (ssh: Could not resolve hostname node9" in refused.output

@@ -47,9 +47,23 @@ def listens(address):
         return probe.connect_ex(address) == 0
 
 
+KEPT = []  # names of ports that this process has chosen
+
+
 def free_port():
-    """A port that nobody uses: below those that Linux gives out, away from 8118 + 256 * rank, which MindSpore uses."""
-    return next(port for port in random.sample(range(20000, 30000), 999) if not listens(("127.0.0.1", port)))
+    """A port that nobody uses: below those that Linux gives out, away from 8118 + 256 * rank, which MindSpore uses.
+
+    It is used only when MindSpore has been imported; until this process ends, no other launcher chooses it.
+    """
+    for port in random.sample(range(20000, 30000), 999):
+        name = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):  # taken
+            name.bind(f"\0ranks {port}")
+            if not listens(("127.0.0.1", port)):
+                KEPT.append(name)
+                return port
+        name.close()
+    raise OSError("no port from 20000 to 29999 is free")
 
 
 def say(line, to=None):
