@@ -5,6 +5,7 @@ ranks.join() calls the functions, on CPU.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import runpy
@@ -77,8 +78,13 @@ def take_own_cores():
         mine = cores[rank * each:(rank + 1) * each] if each else [cores[rank % len(cores)]]
         os.sched_setaffinity(threading.main_thread().native_id, mine)
 
-    if os.getenv("BIND_RANKS") != "no":
-        threading.Thread(target=share, daemon=True).start()
+    if os.getenv("BIND_RANKS") == "no":
+        return
+    if "OMPI_COMM_WORLD_RANK" in os.environ and len(os.sched_getaffinity(0)) == 1:
+        for thread in os.listdir("/proc/self/task"):  # typed by hand, mpirun ties all threads of a rank to one core
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), os.sched_getaffinity(os.getppid()))
+    threading.Thread(target=share, daemon=True).start()
 
 
 def end_at_errors():
