@@ -82,7 +82,7 @@ def take_own_cores():
         return
     if "OMPI_COMM_WORLD_RANK" in os.environ and len(os.sched_getaffinity(0)) == 1:
         for thread in os.listdir("/proc/self/task"):  # typed by hand, mpirun ties all threads of a rank to one core
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):  # it has ended
                 os.sched_setaffinity(int(thread), os.sched_getaffinity(os.getppid()))
     threading.Thread(target=share, daemon=True).start()
 
