@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import binding
+import linux
 import saving
 import stacks
 
@@ -102,7 +103,7 @@ class Agent:
             if "look" in request:  # this would take too long here
                 look = subprocess.Popen([sys.executable, stacks.__file__, str(self.script.pid)],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        preexec_fn=die_with_parent)  # noqa: PLW1509  # safe: there is one thread
+                                        preexec_fn=linux.die_with_parent)  # noqa: PLW1509  # safe: there is one thread
                 self.files.register(look.stdout, selectors.EVENT_READ, self.take_in)
             else:
                 with contextlib.suppress(OSError):  # the script has ended
@@ -172,14 +173,9 @@ def write_environment(file):
     Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)))
 
 
-def die_with_parent(by=signal.SIGKILL):
-    """However the parent ends, kill -9 included, Linux then ends this process."""
-    ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
-
-
 def die_and_be_seen():
     """The same, for a script; and its parent with all that it starts may read its memory, as py-spy must."""
-    die_with_parent()
+    linux.die_with_parent()
     ctypes.CDLL(None).prctl(0x59616D61, os.getppid(), 0, 0, 0)  # PR_SET_PTRACER
 
 

@@ -6,7 +6,6 @@ ranks.join() calls the functions, on CPU.
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import runpy
 import socket
@@ -26,8 +25,13 @@ def say_once(parser, message):
     parser.exit(2, f"{parser.prog}: error: {message}\n")
 
 
+def beside(name):
+    """Run a file of this folder; returns its names and what they stand for."""
+    return runpy.run_path(str(Path(__file__).resolve().with_name(name)))
+
+
 argparse.ArgumentParser.error = say_once
-runpy.run_path(str(Path(__file__).resolve().with_name("loss_lines.py")))
+beside("loss_lines.py")
 
 
 def check_variables():
@@ -73,9 +77,7 @@ def take_own_cores():
         while not communication.GlobalComm.INITED:  # before init(), that would be slow
             time.sleep(0.005)
         rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
-        cores = sorted(os.sched_getaffinity(0))
-        each = len(cores) // size
-        mine = cores[rank * each:(rank + 1) * each] if each else [cores[rank % len(cores)]]
+        mine = beside("binding.py")["share"]("cores", rank, size, os.sched_getaffinity(0))
         os.sched_setaffinity(threading.main_thread().native_id, mine)
 
     if os.getenv("BIND_RANKS") == "no":
@@ -105,8 +107,4 @@ def end_at_errors():
 
 def use_mpi():
     """Let MPI add up gradients on CPU; returns what ends that, to be called with seconds."""
-    file = Path(__file__).resolve().parent / "mpi_allreduce.py"
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.set_up()
+    return beside("mpi_allreduce.py")["set_up"]()

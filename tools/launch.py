@@ -29,6 +29,7 @@ import agent
 import before
 import job_report
 import known_errors
+import linux
 import options
 import progress
 import stacks
@@ -224,7 +225,7 @@ class Job:
         with open(self.log, "ab") as log:
             self.started.append(subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=lambda: agent.die_with_parent(by)))  # noqa: PLW1509  # safe: there is one thread
+                preexec_fn=lambda: linux.die_with_parent(by)))  # noqa: PLW1509  # safe: there is one thread
 
     def watch(self):
         """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
@@ -368,11 +369,12 @@ class Job:
         self.server.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
-            for pid in itertools.chain(*(session_of(process.pid) for process in self.started)):
+            for pid in itertools.chain(*(linux.session_of(process.pid) for process in self.started)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while left and time.monotonic() < deadline:
-                left = [process for process in self.started if process.poll() is None or session_of(process.pid)]
+                left = [process for process in self.started if process.poll() is None
+                        or linux.session_of(process.pid)]
                 time.sleep(0.02)
 
 
@@ -383,19 +385,6 @@ def death_of_starter(args, job):
     ranks = " ".join(map(str, sorted(job.ranks))) or "none yet"
     return (f"{args.launcher} was ended by signal {-job.starter}, not by this program; the ranks that it had started "
             f"are ended, too: {ranks}")
-
-
-def stat_of(pid):
-    """What Linux says of a process of this machine: [state, parent, group, session, ...]; None if it has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
-    return None
-
-
-def session_of(leader):
-    """The processes of a session that still run."""
-    stats = {int(folder.name): stat_of(folder.name) for folder in Path("/proc").glob("[0-9]*")}
-    return [pid for pid, stat in stats.items() if stat and stat[3] == str(leader) and stat[0] != "Z"]
 
 
 def from_start(args, log):

@@ -6,17 +6,17 @@ py-spy reads Python's stack, and MindSpore's C++ below it, from the memory of a 
 hang anywhere, and goes on afterwards. Where py-spy is missing or may not look, what /proc tells is all there is.
 """
 
-import ctypes
 import json
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import linux
 
 BUSY = 0.5  # cores: who waits in a collective on CPU keeps 0.04 busy
 INTERVAL = 2  # seconds in which a rank that works has used CPU
@@ -40,21 +40,12 @@ def look(pid):
 
 
 def state_of(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1][0]
-    except OSError:
-        return "?"
+    return (linux.stat_of(pid) or "?")[0]
 
 
 def seconds_of(session):
     """The CPU seconds that the processes of a session have used."""
-    ticks = 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            stat = file.read_text().rsplit(") ", 1)[1].split()
-        except OSError:  # it has ended
-            continue
-        ticks += (int(stat[11]) + int(stat[12])) * (stat[3] == str(session))
+    ticks = sum(int(stat[11]) + int(stat[12]) for stat in linux.stats_of(session).values())
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -70,7 +61,7 @@ def threads_of(pid):
         try:
             done = subprocess.run([tool, "dump", "--json", "--subprocesses", *options, "--pid", str(pid)], check=False,
                                   stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20,
-                                  preexec_fn=end_with_parent)  # noqa: PLW1509  # safe: there is one thread
+                                  preexec_fn=linux.die_with_parent)  # noqa: PLW1509  # safe: there is one thread
             return [[thread["os_thread_id"] == pid, [[frame["name"], frame["filename"], frame["line"]]
                                                      for frame in thread["frames"]]]
                     for thread in json.loads(done.stdout)]
@@ -78,10 +69,6 @@ def threads_of(pid):
             pass
     said = done.stderr.strip().splitlines()
     return f"py-spy: {said[-1].strip() if said else 'no answer'}"
-
-
-def end_with_parent():
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def collective_of(pid):

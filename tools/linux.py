@@ -1,0 +1,29 @@
+"""What launch.py, agent.py and stacks.py ask of Linux: the processes of a session, and to be ended with a parent."""
+
+import contextlib
+import ctypes
+import signal
+from pathlib import Path
+
+
+def stat_of(pid):
+    """What Linux says of a process of this machine: [state, parent, group, session, ...]; None if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return None
+
+
+def stats_of(leader):
+    """The same of all processes of a session, those included that ended and wait to be cleared: {pid: stat_of()}."""
+    stats = {int(folder.name): stat_of(folder.name) for folder in Path("/proc").glob("[0-9]*")}
+    return {pid: stat for pid, stat in stats.items() if stat and stat[3] == str(leader)}
+
+
+def session_of(leader):
+    """The processes of a session that still run."""
+    return [pid for pid, stat in stats_of(leader).items() if stat[0] != "Z"]
+
+
+def die_with_parent(by=signal.SIGKILL):
+    """However the parent ends, kill -9 included, Linux then ends this process."""
+    ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
