@@ -26,7 +26,7 @@ def check_mode(mode, ranks):
     if BATCH % ranks or COLUMNS % ranks:
         raise ValueError(f"{BATCH} samples and {COLUMNS} columns cannot be shared equally by "
                          f"{ranks} ranks; start 1, 2, 4, ... {BATCH}")
-    target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
+    target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if mode == "semi_auto_parallel" and target == "CPU" and "ASCEND_PLAN" not in os.environ:
         raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it, with the folders "
                          "dry_run/ and tools/ beside this one")

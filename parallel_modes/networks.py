@@ -106,7 +106,7 @@ class TrainStep(nn.Cell):
 
 def check_mode(mode, ranks, slices=1):
     """Raise a ValueError if a mode cannot run here, or not with so many ranks or slices."""
-    target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
+    target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
         raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it, with the folders "
                          "dry_run/ and tools/ beside this one")

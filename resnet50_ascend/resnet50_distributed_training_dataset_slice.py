@@ -31,7 +31,7 @@ from resnet import resnet50
 def check_slices(parser, args):
     """Do the pictures fit the number of ranks?"""
     rank_size = int(os.getenv("RANK_SIZE") or os.getenv("OMPI_COMM_WORLD_SIZE") or 1)
-    target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
+    target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if target == "CPU" and "ASCEND_PLAN" not in os.environ:
         parser.error("MindSpore has no semi-automatic parallel on CPU; run_dataset_slice.sh "
                      "computes it, with the folders dry_run/ and tools/ beside this one")

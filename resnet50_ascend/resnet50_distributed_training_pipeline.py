@@ -26,7 +26,7 @@ from resnet50_distributed_training import create_dataset, join_ranks, make_parse
 def check_pipeline(parser, args):
     """Do the options fit each other, the network and the ranks?"""
     rank_size = int(os.getenv("RANK_SIZE") or os.getenv("OMPI_COMM_WORLD_SIZE") or 1)
-    target = os.getenv("DEVICE_TARGET", ms.get_context("device_target"))
+    target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if target == "CPU" and "ASCEND_PLAN" not in os.environ:
         parser.error("MindSpore has no pipeline on CPU; run_pipeline.sh computes it, with the "
                      "folders dry_run/ and tools/ beside this one")
