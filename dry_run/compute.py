@@ -32,7 +32,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import stand_ins
+sys.path[:0] = {os.path.dirname(os.path.abspath(__file__))} - {*sys.path}  # PYTHONSAFEPATH leaves it out
+os.environ.pop("PYTHONSAFEPATH", None)  # the ranks need their neighbours, too
+import stand_ins  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 READY = "ASCEND_PLAN"  # "computed" in the environment of a rank
@@ -42,22 +44,12 @@ def environment():
     """The variables with which MindSpore finds its Ascend compiler; builds the stand-ins for CANN if need be."""
     package = Path(importlib.util.find_spec("mindspore").origin).parent
     added = {READY: "computed", "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112  # its real name
-    if "avx512" in cpu_flags():  # there the kernels of a convolution are five times slower in MindSpore's layout
-        added["ONEDNN_MAX_CPU_ISA"] = os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX2")
     if not stand_ins.real_cann():
         root, _ = stand_ins.build(package, importlib.metadata.version("mindspore"))
         for name, value in (("LD_LIBRARY_PATH", root / "latest" / "lib64"), ("PYTHONPATH", root / "python")):
             added[name] = os.pathsep.join(filter(None, [str(value), os.environ.get(name)]))
         added["ASCEND_OPP_PATH"] = str(root / "opp")
     return {**os.environ, **added}
-
-
-def cpu_flags():
-    """What this machine's processor can do, as a text."""
-    try:
-        return Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 def missing():

@@ -38,8 +38,7 @@ GROUP = "hccl_world_group"
 class Computer:
     """Stands between MindSpore's executors and the script."""
 
-    def __init__(self, folder):
-        self.folder = Path(folder)
+    def __init__(self):
         self.computations, self.links, self.phase = {}, None, ""
         self.replicas = {}
         self.said = set()
@@ -83,14 +82,14 @@ class Computer:
         self.connect()
         mode = ms.get_auto_parallel_context("parallel_mode")
         self.say(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here")
-        folder = self.folder / str(len(self.computations))
-        folder.mkdir()
-        with self.as_on_ascend(folder):
-            done = compile_graph(executor, obj, *arguments)
-        model = executor.get_func_graph_proto(phase, "mind_ir", False)
-        layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
-        files = sorted(folder.rglob("*_validate_*.ir"))
-        found = plan.read(model, phase, layouts, files[-1] if files else None)
+        # In mpirun's folder, which goes with it even if this process is killed.
+        with tempfile.TemporaryDirectory(prefix="ascend_plan_", dir=os.getenv("PMIX_SERVER_TMPDIR")) as folder:
+            with self.as_on_ascend(folder):
+                done = compile_graph(executor, obj, *arguments)
+            model = executor.get_func_graph_proto(phase, "mind_ir", False)
+            layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
+            files = sorted(Path(folder).rglob("*_validate_*.ir"))
+            found = plan.read(model, phase, layouts, files[-1] if files else None)
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)
@@ -174,6 +173,11 @@ def be_a_cpu(computer):
     MSContext.get_instance().register_check_env_callback(lambda *_: None)  # it would look for the rest of CANN
     MSContext.get_instance().register_set_env_callback(lambda *_: None)
     ms.set_context(device_target="CPU")
+    quick = Path(__file__).resolve().parent.parent / "tools" / "convolutions.py"
+    if quick.is_file():
+        runpy.run_path(str(quick))["take_over"]()
+    if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     # Both ways to ask for a device end here; a card's number means nothing here.
     set_target = context._Context.set_device_target
     context._Context.set_device_target = lambda this, target: set_target(this, "CPU")
@@ -270,27 +274,26 @@ def show(error, rank):
 
 def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
-    with tempfile.TemporaryDirectory(prefix="ascend_plan_") as folder:
-        computer = Computer(folder)
-        be_a_cpu(computer)
-        join_cluster()
-        os._exit = lambda code: leave(computer, code)
-        for name in ("GraphExecutor_", "JitExecutor_"):
-            if hasattr(_c_expression, name):
-                computer.watch(getattr(_c_expression, name))
-        computer.watch_functions(_c_expression.PyNativeExecutor_)
-        for name in ("compute", "plan", "run_plan", "collectives", "meeting", "graph_ir", "stand_ins"):
-            sys.modules.pop(name, None)  # the script may have modules of these names
-        sys.argv = [script, *args]
-        sys.path[0] = os.path.dirname(os.path.abspath(script))
-        code = 0
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-            if isinstance(stop.code, str):
-                print(stop.code, file=sys.stderr)
-        except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
-            show(error, computer.links.rank if computer.links else 0)
-            code = 1
+    computer = Computer()
+    be_a_cpu(computer)
+    join_cluster()
+    os._exit = lambda code: leave(computer, code)
+    for name in ("GraphExecutor_", "JitExecutor_"):
+        if hasattr(_c_expression, name):
+            computer.watch(getattr(_c_expression, name))
+    computer.watch_functions(_c_expression.PyNativeExecutor_)
+    for name in ("compute", "plan", "run_plan", "collectives", "meeting", "graph_ir", "stand_ins"):
+        sys.modules.pop(name, None)  # the script may have modules of these names
+    sys.argv = [script, *args]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
+        show(error, computer.links.rank if computer.links else 0)
+        code = 1
     leave(computer, code)

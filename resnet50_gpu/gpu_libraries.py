@@ -85,14 +85,16 @@ def reason():
 def choose_device():
     """Set MindSpore's device to DEVICE_TARGET (GPU, CPU), if given; warn of a card that is idle.
 
-    On a CPU with AVX-512 also take the quicker convolutions, those of AVX2, as the launchers do.
+    Also makes convolutions on CPU quick, as ranks.join() does.
     """
     import mindspore as ms
 
+    tools = Path(__file__).resolve().parent.parent / "tools"
+    if (tools / "convolutions.py").is_file():
+        runpy.run_path(str(tools / "loss_lines.py"))  # says how long it will take
+        runpy.run_path(str(tools / "convolutions.py"))["take_over"]()
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # read at the first convolution
-    if (tool := Path(__file__).resolve().parent.parent / "tools" / "loss_lines.py").is_file():
-        runpy.run_path(str(tool))  # says how long it will take; several ranks have it already
     if target := os.getenv("DEVICE_TARGET"):
         ms.set_context(device_target=target)
     elif ms.get_context("device_target") == "CPU":

@@ -50,11 +50,12 @@ def join():
     if on_cpu and _more:
         _more["check_variables"]()
         _more["take_own_cores"]()
+        _more["quick_convolutions"]()
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
     if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
-        env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's convolutions are slower
+        env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
     if not on_cpu or not launched or ("MS_ROLE" in env and not by_mpirun):
         return launched  # msrun has set all variables

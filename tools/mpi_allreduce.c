@@ -7,8 +7,9 @@
  * What must hold for a right sum is looked at in each call, or tried at the first: see all_reduce().
  */
 #define _GNU_SOURCE
+#include "linker_table.h"
+
 #include <dlfcn.h>
-#include <link.h>
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define SYMBOL                                                                                                \
@@ -140,57 +140,18 @@ static unsigned nap(unsigned seconds)
     return naps <= 8 ? usleep(150000), 0 : naps <= 12 ? sleep(1) : sleep(naps <= 20 ? 7 : seconds);
 }
 
-/* Put all_reduce() where a library's table has MCCL's function, and nap() for sleep(). */
-static void patch(ElfW(Addr) base, const ElfW(Rela) *entry, size_t bytes, const ElfW(Sym) *symbols, const char *names)
+/* What to call in place of a function: all_reduce() for MCCL's, nap() for sleep(). */
+static void *choose(const char *name, void *now)
 {
-    for (size_t i = 0; i < bytes / sizeof(*entry); i++) {
-        const char *name = names + symbols[entry[i].r_info >> 32].st_name;
-        bool is_sleep = strcmp(name, "sleep") == 0;
-        if (!is_sleep && strcmp(name, SYMBOL) != 0)
-            continue;
-        void **slot = (void **)(base + entry[i].r_offset);
-        size_t page = (size_t)sysconf(_SC_PAGESIZE);
-        void *begin = (void *)((size_t)slot / page * page);
-        Dl_info found;
-        if (!is_sleep && (!dladdr(*slot, &found) || !found.dli_sname || strcmp(found.dli_sname, SYMBOL) != 0 ||
-                          (mccl && *slot != (void *)mccl)))
-            continue; /* not resolved yet, or not what is known here: it stays */
-        if (mprotect(begin, page, PROT_READ | PROT_WRITE))
-            continue;
-        mccl = is_sleep ? mccl : (all_reduce_t)*slot;
-        slots += !is_sleep;
-        *slot = is_sleep ? (void *)nap : (void *)all_reduce;
-        mprotect(begin, page, PROT_READ); /* as the linker has left it */
-    }
-}
-
-static int visit(struct dl_phdr_info *library, size_t unused, void *data)
-{
-    (void)unused, (void)data;
-    if (!strstr(library->dlpi_name, "mindspore"))
-        return 0;
-    for (int i = 0; i < library->dlpi_phnum; i++) {
-        if (library->dlpi_phdr[i].p_type != PT_DYNAMIC)
-            continue;
-        const ElfW(Sym) *symbols = NULL;
-        const char *names = NULL;
-        ElfW(Addr) calls_at = 0, others_at = 0;
-        size_t calls_size = 0, others_size = 0;
-        for (ElfW(Dyn) *entry = (void *)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr); entry->d_tag; entry++)
-            switch (entry->d_tag) { /* glibc has made these into addresses */
-            case DT_SYMTAB: symbols = (void *)entry->d_un.d_ptr; break;
-            case DT_STRTAB: names = (void *)entry->d_un.d_ptr; break;
-            case DT_JMPREL: calls_at = entry->d_un.d_ptr; break;
-            case DT_PLTRELSZ: calls_size = entry->d_un.d_val; break;
-            case DT_RELA: others_at = entry->d_un.d_ptr; break;
-            case DT_RELASZ: others_size = entry->d_un.d_val; break;
-            }
-        if (symbols && names) {
-            patch(library->dlpi_addr, (void *)calls_at, calls_at ? calls_size : 0, symbols, names);
-            patch(library->dlpi_addr, (void *)others_at, others_at ? others_size : 0, symbols, names);
-        }
-    }
-    return 0;
+    Dl_info found;
+    if (strcmp(name, "sleep") == 0)
+        return (void *)nap;
+    if (strcmp(name, SYMBOL) != 0 || !dladdr(now, &found) || !found.dli_sname || strcmp(found.dli_sname, SYMBOL) != 0 ||
+        (mccl && now != (void *)mccl))
+        return NULL; /* another one, not resolved yet, or not what is known here: it stays */
+    mccl = (all_reduce_t)now;
+    slots++;
+    return (void *)all_reduce;
 }
 
 /* Called by all ranks alike, after MindSpore was loaded; returns whether MPI sums from now on. */
@@ -205,7 +166,7 @@ bool take_over(int wanted_size, double seconds)
     MPI_Comm_size(world, &size);
     MPI_Comm_rank(world, &rank);
     MPI_Query_thread(&ready);
-    dl_iterate_phdr(visit, NULL);
+    look_at_calls(choose);
     ready = ready >= MPI_THREAD_SERIALIZED && size == wanted_size && slots > 0;
     MPI_Allreduce(&ready, &all_ready, 1, MPI_INT, MPI_MIN, world);
     tried = !all_ready; /* and not trusted */

@@ -9,15 +9,12 @@ they cannot tell each other in time whether all have a compiler.
 
 import atexit
 import ctypes
-import hashlib
 import os
-import platform
-import subprocess
-import tempfile
+import runpy
 import time
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().with_suffix(".c")
+HERE = Path(__file__).resolve().parent
 
 
 def set_up():
@@ -45,7 +42,7 @@ def set_up():
         file = build()
         if not file:
             raise RuntimeError("ALL_REDUCE=MPI needs Open MPI's mpicc, a C compiler, and the right to write into "
-                               f"{SOURCE.parent}/__pycache__; without ALL_REDUCE=MPI the ranks start, too")
+                               f"{HERE}/__pycache__; without ALL_REDUCE=MPI the ranks start, too")
     if not file:
         return abs
     # Shared memory and TCP, for others take a second to end; and a rank that waits leaves its core to others, without
@@ -72,21 +69,7 @@ def wait_for(note):
 def build():
     """The path of the compiled library, made now if need be; None if that cannot be."""
     prefix = open_mpi()
-    compiler = prefix and prefix / "bin" / "mpicc"
-    try:
-        made_by = f"{compiler} {compiler.stat().st_mtime_ns} {platform.machine()} {platform.libc_ver()}"
-        key = hashlib.sha256(SOURCE.read_bytes() + made_by.encode()).hexdigest()[:16]
-        library = SOURCE.parent / "__pycache__" / f"{SOURCE.stem}-{key}.so"
-        if not library.is_file():
-            library.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-                draft = Path(folder, library.name)
-                subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", draft, SOURCE, "-lm", "-ldl"], check=True,
-                               stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
-                draft.rename(library)  # whole or not at all: others may be at it, too
-        return str(library)
-    except (AttributeError, OSError, subprocess.SubprocessError):
-        return None
+    return runpy.run_path(str(HERE / "native.py"))["build"]("mpi_allreduce.c", prefix and prefix / "bin" / "mpicc")
 
 
 def open_mpi():

@@ -1,0 +1,34 @@
+"""Compiles the C files of this folder at their first use."""
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def build(name, compiler):
+    """The path of the library made of a C file of this folder, now if need be, in __pycache__; None if that fails.
+
+    compiler: its path or name; None, if there is none, is allowed.
+    """
+    source = HERE / name
+    try:
+        compiler = Path(shutil.which(compiler))
+        texts = source.read_bytes() + (HERE / "linker_table.h").read_bytes()
+        made_by = f"{compiler} {compiler.stat().st_mtime_ns} {platform.machine()} {platform.libc_ver()}"
+        key = hashlib.sha256(texts + made_by.encode()).hexdigest()[:16]
+        library = HERE / "__pycache__" / f"{source.stem}-{key}.so"
+        if not library.is_file():
+            library.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+                draft = Path(folder, library.name)
+                subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", draft, source, "-lm", "-ldl"], check=True,
+                               stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
+                draft.rename(library)  # whole or not at all: others may be at it, too
+        return str(library)
+    except (TypeError, OSError, subprocess.SubprocessError):
+        return None
