@@ -17,7 +17,7 @@ import check_hosts
 
 # mpirun hands no variable to other machines by itself.
 HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|"
-                       "BIND_RANKS|ALL_REDUCE)$|(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
+                       "BIND_RANKS|ALL_REDUCE|CONVOLUTIONS)$|(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
 
 
 def add_options(parser):
