@@ -1,4 +1,7 @@
-"""Data sets that many tests read: made once a worker by the project's own tool."""
+"""Data sets that many tests read: made once by the project's own tool."""
+
+import fcntl
+import os
 
 import jobs
 import pytest
@@ -9,10 +12,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "test_kills" not in item.name)
 
 
-def make_dataset(tmp_path_factory, name, *options):
-    folder = tmp_path_factory.mktemp("data sets") / name  # a space in the path: it must not matter
-    made = jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", name, folder, *options, cwd=folder.parent)
-    return folder if jobs.succeeded(made) else None
+def make_dataset(tmp_path_factory, name):
+    """A data set's folder; made once, whatever number of pytest-xdist's workers ask."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "data sets" / name  # a space: no matter
+    folder.parent.mkdir(exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", name, folder, cwd=folder.parent))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -84,17 +84,20 @@ def marked(mark):
     return [pid for pid in pids if f"{MARK}={mark}".encode() in environment_of(pid)]
 
 
+def clean_environment():
+    """The variables that a command starts with: this process's, without those of launchers and of pytest."""
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith(("MS_", "OMPI_", "PMIX_", "RANK_", "DATA_PATH", "DEVICE_", "PYTEST"))}
+    return {**environment, "PATH": f"{Path(PYTHON).parent}:{environment['PATH']}"}
+
+
 class Job:
     """A command that runs while the test looks at it; use as a context manager, its processes end with the block."""
 
     def __init__(self, *command, cwd, env=None):
         self.mark = uuid.uuid4().hex
         self.command = [str(part) for part in command]
-        environment = {name: value for name, value in os.environ.items()
-                       if not name.startswith(("MS_", "OMPI_", "PMIX_", "RANK_", "DATA_PATH", "DEVICE_", "PYTEST"))}
-        environment["PATH"] = f"{Path(PYTHON).parent}:{environment['PATH']}"
-        environment[MARK] = self.mark
-        environment.update(env or {})
+        environment = {**clean_environment(), MARK: self.mark, **(env or {})}
         self.log = tempfile.NamedTemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in __exit__
         self.started = time.monotonic()
         self.process = subprocess.Popen(self.command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL,

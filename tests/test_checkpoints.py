@@ -8,10 +8,9 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import tempfile
 import time
 
+import forks
 import jobs
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ SAME, PRINTED = 1e-5, 2e-4  # of parameters; of losses, which are printed with 5
 # ------------------------------------------------------------------------------------------------------- evidence
 def alone(*options, cwd, lesson=LESSON):
     """Train in one process; return the Result."""
-    return jobs.run(jobs.PYTHON, lesson / "train.py", *options, cwd=cwd)
+    return forks.run(lesson / "train.py", *options, cwd=cwd)
 
 
 def train(folder, mode, ranks, *options, lesson=LESSON):
@@ -74,18 +73,10 @@ def checkpoint(folder, rank, epoch):
 
 def read(*folders):
     """Of each folder the newest files of all ranks: lists of {name: array}, in the order of the ranks, bit for bit."""
-    code = ("import os, sys; os.environ['GLOG_v'] = '4'\n"
-            "import mindspore, numpy\n"
-            "for number, name in enumerate(sys.argv[2:]):\n"
-            "    loaded = mindspore.load_checkpoint(name)\n"
-            "    loaded.pop('rank_size')\n"
-            "    numpy.savez(f'{sys.argv[1]}/{number}.npz', **{k: v.asnumpy() for k, v in loaded.items()})\n")
     ranks = [len(list(folder.glob("rank_*"))) for folder in folders]
     files = [max((folder / f"rank_{rank}").glob("*.ckpt"), key=lambda file: int(re.search(r"-(\d+)_", file.name)[1]))
              for folder, n in zip(folders, ranks) for rank in range(n)]
-    with tempfile.TemporaryDirectory() as arrays:
-        subprocess.run([jobs.PYTHON, "-c", code, arrays, *map(str, files)], check=True, capture_output=True)
-        loaded = iter([dict(np.load(f"{arrays}/{number}.npz")) for number in range(len(files))])
+    loaded = map(jobs.parameters, files)
     return [list(itertools.islice(loaded, n)) for n in ranks]
 
 
@@ -349,8 +340,7 @@ print("loaded", epoch, list(loaded), float(loaded["weight"].sum()))
 
 
 def load_with_full_memory(folder, times, lesson=LESSON):
-    return jobs.run(jobs.PYTHON, "-c", LOAD_WITH_FULL_MEMORY, times, cwd=folder, env={"PYTHONPATH": str(lesson)},
-                    timeout=120)
+    return forks.run("-c", LOAD_WITH_FULL_MEMORY, times, cwd=folder, env={"PYTHONPATH": str(lesson)})
 
 
 def test_cached_files_are_no_reason_to_throw_a_checkpoint_away(tmp_path):
@@ -372,7 +362,7 @@ def test_cached_files_are_no_reason_to_throw_a_checkpoint_away(tmp_path):
 # ------------------------------------------------------------------------------------------------- slices, for real
 def tool(script, *arguments, cwd):
     """Run one of the lesson's tools; return its output."""
-    return jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / script, *arguments, cwd=cwd)).output
+    return jobs.succeeded(forks.run(LESSON / script, *arguments, cwd=cwd)).output
 
 
 def strategy_of(folder, ranks):
@@ -397,8 +387,7 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
     # The planted bug: slices merged in another order.
     lesson = jobs.planted("checkpoints", tmp_path, "convert_checkpoints.py", (
         "for rank in saved.ranks], axis=1", "for rank in saved.ranks[::-1]], axis=1"))
-    jobs.succeeded(jobs.run(jobs.PYTHON, lesson / "convert_checkpoints.py", "four", "swapped", "--ranks", 1,
-                            cwd=tmp_path))
+    jobs.succeeded(forks.run(lesson / "convert_checkpoints.py", "four", "swapped", "--ranks", 1, cwd=tmp_path))
     four, two, [whole], by_mindspore_two, by_mindspore, swapped = read(*(
         tmp_path / name for name in ("four", "two", "whole", "ms_two", "ms_whole", "swapped")))
     assert [rank["weight"].shape for rank in four] == [(512, 32)] * 4
@@ -512,10 +501,10 @@ def test_semi_auto_parallel_cuts_what_is_loaded(ranks, one, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ bad input
-def refused(sentence, *command, cwd, env=None):
+def refused(sentence, *command, cwd):
     """Assert that a command ends with exit code 2 and a sentence, and writes nothing."""
     before = sorted(path for path in cwd.rglob("*"))
-    result = jobs.run(*command, cwd=cwd, env=env)
+    result = forks.run(*command[1:], cwd=cwd) if command[0] == jobs.PYTHON else jobs.run(*command, cwd=cwd)
     assert result.code == 2, result.output
     assert re.search(sentence, result.output), result.output
     assert "Traceback" not in result.output

@@ -5,7 +5,7 @@ import shutil
 import jobs
 import pytest
 
-SMALL = ("--epochs", 1, "--steps", 2, "--image-size", 32, "--batch-size", 4, *jobs.SHALLOW)
+SMALL = ("--epochs", 1, "--steps", 2, "--image-size", 32, "--batch-size", 4, "--test-images", 20, *jobs.SHALLOW)
 
 
 @pytest.mark.parametrize(("lesson", "neighbours", "command", "logs"), [

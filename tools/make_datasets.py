@@ -13,6 +13,7 @@ that holds anything else, unless --force is given.
 """
 
 import argparse
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -103,18 +104,23 @@ def make_mnist(folder, args):
         write_idx(folder, part, images[order], labels[order])
 
 
+@functools.cache
+def stripes(label, classes, size):
+    """A class's stripes, as the angles of a wave (size, size), and its colour, RGB (3,)."""
+    angle, hue = np.pi * label / classes, 2 * np.pi * label / classes
+    row, column = np.mgrid[0:size, 0:size] / size
+    wave = 2 * np.pi * (2 + label % 3) * (np.cos(angle) * row + np.sin(angle) * column)
+    return wave, 0.5 + 0.25 * np.cos(hue + np.array([0.0, 2.1, 4.2]))
+
+
 def class_picture(rng, label, classes, size):
     """Draw one picture of a class: its own colour and its own stripes, with noise and a random shift.
 
     Returns:
         uint8 (size, size, 3), RGB.
     """
-    angle = np.pi * label / classes
-    row, column = np.mgrid[0:size, 0:size] / size
-    phase = rng.uniform(0, 2 * np.pi)
-    wave = np.sin(2 * np.pi * (2 + label % 3) * (np.cos(angle) * row + np.sin(angle) * column) + phase)
-    hue = 2 * np.pi * label / classes
-    colour = 0.5 + 0.25 * np.cos(hue + np.array([0.0, 2.1, 4.2]))
+    wave, colour = stripes(label, classes, size)
+    wave = np.sin(wave + rng.uniform(0, 2 * np.pi))
     picture = colour + 0.2 * wave[:, :, None] + rng.normal(0, 0.08, (size, size, 3))
     return (255 * np.clip(picture, 0, 1)).astype(np.uint8)
 

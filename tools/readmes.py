@@ -48,11 +48,14 @@ QUICK = [  # left out by --fix
     (r"--steps 8 (.*)--test-images 1000", r"--steps 2 --batch-size 8 --blocks 1 1 1 1 \1--test-images 100",
      "fewer images and layers"),
     (r"--rank-size 8 (tests/dry_run_scripts/semi_auto)", r"--rank-size 8 --ranks 0-1 \1", "two ranks of eight"),
-    (r"(run_gpu\.sh .*)--steps 4", r"\1--steps 2 --batch-size 4 --blocks 1 1 1 1 --test-images 20",
-     "fewer images and layers"),
+    (r"(run_gpu\.sh .*)--steps 4 (.*)--test-images 1000",
+     r"\1--steps 2 --batch-size 4 --blocks 1 1 1 1 \2--test-images 20", "fewer images and layers"),
     (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 1 1 1 --image-size 32",
      "smaller"),
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
+    (r"^(python \S*make_datasets\.py cifar10 )(\S+)", r'ln -s "$(dirname "$CIFAR10")" \2; \1\2', "it is there already"),
+    (r"--restarts 3 (.*)--epochs 1000", r"--restarts 3 \1--epochs 3", "nobody kills it here; a test does"),
+    (r"--time-limit 12s", "--time-limit 5s", "a shorter time"),
     (r"^(bash run\.sh \S+MNIST_Data 4 .*|mpirun -n 4 .*train_ddp\.py .*)$", r"\1 --epochs 1 --steps 2", "fewer steps"),
 ]
 # Output blocks without a command: what prints them, found by their first line.
