@@ -25,10 +25,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import draw
-import fork_ranks
-import report
-import stand_ins
+sys.path[:0] = {os.path.dirname(os.path.abspath(__file__))} - {*sys.path}  # PYTHONSAFEPATH leaves it out
+os.environ.pop("PYTHONSAFEPATH", None)  # the ranks need their neighbours, too
+import draw  # noqa: E402
+import fork_ranks  # noqa: E402
+import report  # noqa: E402
+import stand_ins  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 LAUNCHERS = ("OMPI_", "PMIX_", "MS_ROLE", "MS_WORKER_NUM", "MS_NODE_ID", "MS_SCHED_", "RANK_TABLE_FILE")

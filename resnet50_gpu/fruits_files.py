@@ -82,7 +82,7 @@ def _is_picture(file):
         with Image.open(file, formats=("JPEG", "PNG", "BMP", "TIFF", "PPM")) as picture:
             picture.load()  # a header alone does not show that a file was cut off
             return picture.mode != "F"
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return False
 
 

@@ -1,5 +1,6 @@
 """What a stranger's shell, disk, data or kill -9 does to the launchers: one sentence, and nothing stays behind."""
 
+import json
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import signal
 import sys
 import time
 from argparse import ArgumentTypeError
+from pathlib import Path
 
 import jobs
 import pytest
@@ -98,16 +100,83 @@ def test_closed_outputs_and_an_odd_python(closed, env, tmp_path):
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
-def test_a_folder_of_an_odd_name(launcher, tmp_path):
-    folder = tmp_path / "-50%s of $(touch PWNED) 'x' \"y\" ünï"
+def test_odd_names_and_a_terminal_that_lacks_letters(launcher, tmp_path):
+    """Names that are no UTF-8, relative paths in the environment, ranks that print what the terminal cannot show."""
+    folder = tmp_path / os.fsdecode(b"-50%s of $(touch PWNED) 'x' \"y\" \xc3\xbcn\xff")
     folder.mkdir()
-    (folder / "rank.py").write_text("print('here')\n")
-    result = jobs.succeeded(jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--launcher", launcher, "rank.py",
-                                     cwd=folder))
-    if launcher == "table":
-        assert [(folder / f"device{rank}/train.log{rank}").read_text() for rank in range(2)] == ["here\n"] * 2
-    assert re.findall(r"^\[rank \d\] here$", result.output, re.MULTILINE)
+    (folder / "rank.py").write_text("import os\nprint('h\u00e4re 中', os.path.isabs(os.environ['TMPDIR']))\n")
+    (folder / "bin").symlink_to(Path(jobs.PYTHON).parent)
+    (folder / "tmp").mkdir()
+    result = jobs.succeeded(jobs.run(
+        jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--launcher", launcher, "--in", "inside", "rank.py", cwd=folder,
+        env={"PATH": "bin:/usr/bin:/bin", "TMPDIR": "tmp", "PYTHONIOENCODING": "ascii"}))
+    logs = {"mpirun": "log_output/1/rank.*/stdout", "msrun": "log_msrun/worker_?.log", "table": "device?/train.log?"}
+    logs = [log.read_text(encoding="utf-8") for log in folder.glob(f"inside/{logs[launcher]}")]
+    assert [log.splitlines()[0] for log in logs] == ["häre 中 True"] * 2
+    assert re.findall(r"^\[rank \d\] h\\xe4re \\u4e2d True$", result.output, re.MULTILINE)
     assert not list(tmp_path.rglob("PWNED"))
+    assert not list((folder / "tmp").iterdir())
+
+
+def test_what_a_shell_does_not_allow(tmp_path):
+    """Limits of ulimit with which mpirun would hang, and folders that would be lost."""
+    (tmp_path / "rank.py").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "work").touch()
+    go, start = '(eval "$1"; shift; exec "$@") 2>&1 | cat; exit ${PIPESTATUS[0]}', (jobs.PYTHON, MNIST / "ranks.py")
+    for setting, arguments, sentence in (
+            ("ulimit -f 0", (), "files may have 0 KB at most here (ulimit -f)"),
+            ("ulimit -n 40", (), "only 40 files may be open at a time here (ulimit -Hn), and 2 ranks need about 50"),
+            ("export TMPDIR=rank.py", (), "TMPDIR is rank.py, which is no folder where you may write"),
+            ("export GLOG_v=5", (), "GLOG_v is '5'; write 0"),
+            (":", ("--logs", "mine"), "--logs mine names a folder that holds other things, which would be moved aside"),
+            (":", ("--logs", "rank.py"), "rank.py is there and is no folder")):
+        result = jobs.run("bash", "-c", go, "bash", setting, *start, "-n", 2, *arguments, "rank.py", cwd=tmp_path)
+        assert result.code == 2, result.output
+        assert result.output.startswith(f"ranks.py: {sentence}")
+        assert len(result.output.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "rank.py", "work"]
+
+
+@pytest.mark.parametrize("files", [
+    {"memory.max": 3 << 30, "memory.current": 2 << 30, "memory.stat": "anon 5\ninactive_file 536870912\n"},
+    {"memory/memory.limit_in_bytes": 3 << 30, "memory/memory.usage_in_bytes": 2 << 30,
+     "memory/memory.stat": "total_inactive_file 536870912\n", "memory/job/memory.limit_in_bytes": 1 << 62,
+     "memory/job/memory.usage_in_bytes": 9, "memory/job/memory.stat": "total_inactive_file 0\n"}])
+def test_the_memory_that_a_container_leaves(files, tmp_path):
+    """Control groups of version 2 and 1."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    (tmp_path / "groups").write_text("9:name=systemd:/\n4:memory:/job\n0::/not/seen/here\n")
+    ask = (f"import sys; sys.path.insert(0, {str(jobs.REPO / 'tools')!r}); import before; "
+           "print(before.left_in_container('groups', '.'), before.left_in_container('groups', 'none'))")
+    assert jobs.run(jobs.PYTHON, "-c", ask, cwd=tmp_path).output == "1536 None\n"
+
+
+def test_a_second_run_in_the_same_folder_moves_the_logs_of_the_first(tmp_path):
+    (tmp_path / "first.py").write_text("import os, time\nprint('begin', flush=True)\n"
+                                       "while not os.path.exists('go'):\n    time.sleep(0.05)\nraise SystemExit(3)\n")
+    (tmp_path / "second.py").write_text("")
+    start = jobs.PYTHON, MNIST / "ranks.py", "-n", 1
+    with jobs.Job(*start, "--report", "report.json", "first.py", cwd=tmp_path) as first:
+        first.wait_for("begin")
+        second = jobs.succeeded(jobs.run(*start, "second.py", cwd=tmp_path))
+        moved = re.search(r"the earlier log_output is now (\S+)", second.output)[1]
+        (tmp_path / "go").touch()
+        result = first.finish()
+    assert f"ranks.py: rank 0 failed, exit code 3. The end of {moved}/1/rank.0/stdout:\nbegin\n" in result.output
+    log = json.loads((tmp_path / "report.json").read_text())["ranks"][0]["log"]
+    assert log == f"{tmp_path}/{moved}/1/rank.0/stdout"
+
+
+def test_the_folder_of_a_run_is_deleted_meanwhile(tmp_path):
+    (tmp_path / "rank.py").write_text("import shutil\nshutil.rmtree('../device')\nraise SystemExit(3)\n")
+    result = jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "--in", "device", "--report", "report.json", "rank.py",
+                      cwd=tmp_path)
+    assert result.code == 3
+    assert "ranks.py: rank 0 failed, exit code 3." in result.output
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 3
 
 
 def test_a_folder_that_has_been_removed(tmp_path):
@@ -193,9 +262,11 @@ def test_what_mindspore_cannot_decode_is_no_picture(tmp_path):
     folder.mkdir(parents=True)
     for name in ("good.jpg", "good.png", "bad.webp", "bad.gif"):
         Image.new("RGB", (20, 20)).save(folder / name)
+    (folder / "huge.ppm").write_bytes(b"P6 99999 99999 255\n")  # a torn file may claim any size
     (folder / "sub.jpg").mkdir()
     (folder / "gone.jpg").symlink_to("nowhere")
-    assert [file.name for file in no_pictures(tmp_path)] == ["bad.gif", "bad.webp", "gone.jpg", "sub.jpg"]
+    assert [file.name for file in no_pictures(tmp_path)] == ["bad.gif", "bad.webp", "gone.jpg", "huge.ppm",
+                                                               "sub.jpg"]
 
 
 def test_a_pipe_named_like_a_checkpoint_is_not_waited_for(tmp_path):
@@ -271,7 +342,7 @@ def test_the_dry_run_where_it_cannot_write(arguments, env, sentence, tmp_path):
 
 def test_a_computed_plan_where_it_cannot_write(tmp_path):
     result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path,
-                      env={"DRY_RUN_CACHE": "/dev/null"})
+                      env={"DRY_RUN_CACHE": "/dev/null", "PYTHONSAFEPATH": "1"})
     assert result.code == 2
     assert re.fullmatch(r"dry_run: stand-ins for CANN cannot be kept: .*; set DRY_RUN_CACHE to a folder where you may "
                         r"write\n", result.output), result.output

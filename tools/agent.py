@@ -23,6 +23,8 @@ import linux
 import saving
 import stacks
 
+UTF8 = {"PYTHONIOENCODING": "utf-8:backslashreplace"}  # what scripts print is read as that, in any locale
+
 
 class Agent:
     """Of one rank."""
@@ -40,7 +42,7 @@ class Agent:
         binding.bind(env)
         self.scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
         self.words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env.update(PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()), RANKS_SAVING=saving.__file__)
+        env.update(UTF8, PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()), RANKS_SAVING=saving.__file__)
         if not self.scheduler:
             env.update(RANKS_RANK=self.rank)
         self.script = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -170,7 +172,8 @@ def write_environment(file):
     """Write the variables that matter to a rank; not all, some may be secrets."""
     kept = re.compile("(RANK|DEVICE|MS|HCCL|ASCEND|GLOG|GRAPH_OP|OMP|ONEDNN|CUDA|NCCL)_|"
                       "(DATA_PATH|PATH|PYTHONPATH|LD_LIBRARY_PATH|LAUNCH_DIR)$")
-    Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)))
+    Path(file).write_text("".join(f"{name}={os.environ[name]}\n" for name in sorted(os.environ) if kept.match(name)),
+                          encoding="utf-8", errors="surrogateescape")
 
 
 def die_and_be_seen():

@@ -3,9 +3,11 @@
 look() raises ValueError with one sentence for what cannot work, and prints one for what may not.
 """
 
+import contextlib
 import functools
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,8 @@ MB = 1 << 20
 # Measured: Open MPI asks for 4.2 MB a rank, a worker process of a data set for 10 MB (pictures of 224x224, batch 8).
 SHM_OF_A_RANK, SHM_OF_A_WORKER = 5, 10  # MB
 LITTLE = 100  # MB
+FILE_SIZE = 10  # MB
+FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 
 
 @functools.cache
@@ -44,12 +48,32 @@ def look(args, say):
         say(f"{args.name}: warning: {sentence}", sys.stderr)
 
     ranks = len(args.local)
+    look_at_limits(args, ranks)
     if args.target == "GPU":
         look_at_gpus(ranks, warn)
     if args.target == "CPU":
         look_at_memory(args, ranks)
     look_at_shm(args, ranks, warn)
     look_at_disks(args, warn)
+
+
+def look_at_limits(args, ranks):
+    """What ulimit allows; the limit of open files is raised where that can be done. And TMPDIR, where mpirun writes."""
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= size < FILE_SIZE * MB:
+        raise ValueError(f"files may have {size // 1024} KB at most here (ulimit -f), and logs and checkpoints need "
+                         "more; start in a shell where ulimit -f says unlimited")
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = FILES + FILES_OF_A_RANK * ranks
+    if 0 <= most < need:  # mpirun would hang
+        raise ValueError(f"only {most} files may be open at a time here (ulimit -Hn), and {ranks} ranks need about "
+                         f"{need}; start fewer, or in a shell with a higher limit")
+    if 0 <= files < 4 * need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4 * need if most < 0 else min(4 * need, most), most))
+    place = os.getenv("TMPDIR")
+    if args.launcher == "mpirun" and place and not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
+        raise ValueError(f"TMPDIR is {place}, which is no folder where you may write, and mpirun needs one; unset it, "
+                         "or name another one")
 
 
 def look_at_gpus(ranks, warn):
@@ -66,8 +90,31 @@ def look_at_gpus(ranks, warn):
              "CUDA_VISIBLE_DEVICES")
 
 
+def left_in_container(groups="/proc/self/cgroup", mounted="/sys/fs/cgroup"):
+    """The MB that the control groups of this process, such as a container's, leave it; None if they set no limit."""
+    left = []
+    for line in Path(groups).read_text(errors="replace").splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        of_version = ("memory.max", "memory.current", "inactive_file") if not kinds else (
+            "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        top = Path(mounted, kinds)
+        inner = top / path.lstrip("/")
+        for place in (inner, *inner.parents) if inner.is_dir() else (top,):  # a container may see its own group as /
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                most, used = (int((place / name).read_text()) for name in of_version[:2])
+                spare = re.search(rf"^{of_version[2]} (\d+)$", (place / "memory.stat").read_text(), re.MULTILINE)
+                left.append(most - used + int(spare[1]))  # files that were read make room
+            if place == top:
+                break
+    return min(left) // MB if left else None
+
+
 def look_at_memory(args, ranks):
     free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text()).group(1)) // 1024
+    with contextlib.suppress(OSError, ValueError):
+        free = min([free, *[max(0, left) for left in [left_in_container()] if left is not None]])
     if ranks * args.memory > free:
         raise ValueError(f"{ranks} ranks need about {ranks * args.memory} MB of memory ({args.memory} MB each), "
                          f"{free} MB are free; start fewer, or take smaller pictures or batches")

@@ -82,7 +82,7 @@ def number_of(text):
 
 def content(args, code):
     """The report: a dictionary. Lists and numbers that are not known are empty and null."""
-    job = args.jobs[-1] if args.jobs else None
+    job, folder = args.jobs[-1] if args.jobs else None, os.readlink("/proc/self/cwd")  # also if it has been deleted
     ranks = [{
         "rank": number,
         "host": rank["host"],
@@ -90,7 +90,7 @@ def content(args, code):
         "lines": rank["count"],
         "first_loss": number_of(rank["losses"][0]) if rank["losses"] else None,
         "last_loss": number_of(rank["losses"][-1]) if rank["losses"] else None,
-        "log": os.path.abspath(job.log_of(number)),
+        "log": os.path.normpath(os.path.join(folder, job.log_of(number))),
     } for number, rank in sorted(job.ranks.items())] if job else []
     ended_by = "time limit" if args.timed_out else BY_SIGNAL.get(code) if job is None or job.stopped else None
     return {
@@ -108,7 +108,7 @@ def content(args, code):
         "launcher": args.launcher,
         "target": getattr(args, "target", None),
         "host": socket.gethostname(),
-        "folder": os.getcwd(),
+        "folder": folder,
         "command": [sys.executable, *sys.argv],
         "versions": versions(args.launcher),
     }

@@ -37,7 +37,7 @@ from saving import Saving
 from servers import Servers
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
-
+OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
 MOVING = progress.Progress()
 
@@ -100,13 +100,19 @@ def check(args):
             (args.target not in ("Ascend", "GPU", "CPU"),
              f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
             (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
-             f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes")):
+             f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
+            (not re.fullmatch("[0-4]?", env.get("GLOG_v", "")),
+             f"GLOG_v is '{env.get('GLOG_v')}'; write 0 (MindSpore prints all) to 3 (errors)")):
         if wrong:
             raise ValueError(sentence)
     args.n, args.script = int(args.n), os.path.abspath(args.script)
     args.local, args.devices = range(args.n), [str(rank) for rank in range(args.n)]  # the ranks of this machine
-    if os.path.isdir(env.get("DATA_PATH", "")):
-        env["DATA_PATH"] = os.path.abspath(env["DATA_PATH"])  # ranks may run in folders of their own
+    for name in ("DATA_PATH", "TMPDIR"):  # ranks may run in folders of their own
+        if os.path.isdir(env.get(name, "")):
+            env[name] = os.path.abspath(env[name])
+    for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+        if env.get(name):
+            env[name] = os.pathsep.join(os.path.join(os.getcwd(), part) for part in env[name].split(os.pathsep))
     env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])
@@ -131,10 +137,10 @@ def check(args):
 def check_script(args):
     """The script's own check of its options and data, which may say what memory a rank takes."""
     quick = Path(__file__).with_name("quick_check.py")
-    env = {**os.environ, "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target}
+    env = {**os.environ, "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target, **agent.UTF8}
     for more in [[], ["--resume=if-saved"]][:1 + bool(args.restarts)]:
         done = subprocess.run([sys.executable, quick, args.script, *args.options, *more, "--check"], env=env,
-                              check=False, capture_output=True, text=True)
+                              check=False, capture_output=True, encoding="utf-8", errors="backslashreplace")
         said = re.sub(r"(?ms)^usage: .*?(?=^\S+: error: )", "", done.stderr)  # argparse's error is enough
         sys.stderr.write(said)
         if done.returncode:
@@ -147,6 +153,13 @@ def check_script(args):
 def new_folders(args, names):
     """Make empty folders for a run's logs; what an earlier run left there is moved aside, not deleted."""
     old = [name for name in names if os.path.lexists(name)]
+    for name in old:
+        if not os.path.isdir(name) and not os.path.islink(name):
+            raise ValueError(f"{name} is there and is no folder; move it, or start in another folder")
+        named = name == args.logs and name not in ("log_output", "log_msrun") and os.path.isdir(name)
+        if named and os.listdir(name) and not OWN_LOGS & {*os.listdir(name)}:
+            raise ValueError(f"--logs {name} names a folder that holds other things, which would be moved aside; name "
+                             "a new one")
     aside = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
     aside += f".{os.getpid()}" * os.path.lexists(aside)
     try:
@@ -181,23 +194,38 @@ class Job:
                 signal.signal(number, lambda *_: None)
         self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
         self.asked, self.reason = None, None  # when the ranks were asked where they stand; why the job was ended
-        self.log = f"{args.folder}{args.local[0]}" if args.folder else args.logs
-        self.log += f"/{args.launcher}.log"
+        self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
+
+    @property
+    def log(self):
+        args = self.args
+        return f"{self.place(f'{args.folder}{args.local[0]}' if args.folder else args.logs)}/{args.launcher}.log"
 
     def log_of(self, rank):
         args = self.args
         if args.folder:
-            return f"{args.folder}{rank}/train" + (f"{rank}.log" if args.folder.endswith("_") else f".log{rank}")
+            return self.place(f"{args.folder}{rank}") + "/train" + (
+                f"{rank}.log" if args.folder.endswith("_") else f".log{rank}")
         if args.launcher == "msrun":
-            return f"{args.logs}/worker_{rank}.log"
-        return f"{args.logs}/1/rank.{rank:0{len(str(args.n - 1))}d}/stdout"
+            return f"{self.place(args.logs)}/worker_{rank}.log"
+        return f"{self.place(args.logs)}/1/rank.{rank:0{len(str(args.n - 1))}d}/stdout"
+
+    def place(self, folder):
+        """Where a folder of logs is now."""
+        with contextlib.suppress(KeyError, OSError):
+            now = os.readlink(f"/proc/self/fd/{self.folders[folder]}")
+            if now != os.path.realpath(folder) and os.path.isdir(now):
+                return os.path.relpath(now)
+        return folder
 
     def start(self, options):
         """Start the ranks, each under an agent."""
-        args, env = self.args, {**os.environ, "RANKS_LAUNCHER": " ".join(map(str, (
+        args, env = self.args, {**os.environ, **agent.UTF8, "RANKS_LAUNCHER": " ".join(map(str, (
             *self.server.getsockname(), self.token)))}
         ranks = [sys.executable, agent.__file__, "--agent", *args.runner, args.script, *options]
-        new_folders(args, [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs])
+        names = [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
+        new_folders(args, names)
+        self.folders = {name: os.open(name, os.O_RDONLY) for name in names}
         MOVING.start(args)
         if args.folder:
             env["RANKS_LOG"] = self.log_of("%")
@@ -389,7 +417,8 @@ def death_of_starter(args, job):
 
 def from_start(args, log):
     """A log's path for who has typed the command, also when the job runs in a folder of its own (--in)."""
-    return os.path.join(args.inside or "", log)
+    here = os.readlink("/proc/self/cwd")  # it may have been moved or deleted
+    return os.path.join(os.path.relpath(here, os.environ["LAUNCH_DIR"]), log) if args.inside else log
 
 
 def report(args, job, code, failed):
@@ -509,6 +538,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # ranks may print what this terminal's encoding lacks
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # from the first moment: without a traceback
     result = main(sys.argv[1:])
