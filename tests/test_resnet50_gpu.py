@@ -44,35 +44,37 @@ def accuracy_of(output):
     return float(found[0])
 
 
+STEPS = 5
+
+
 # A small learning rate: with 0.01 ReLUs flip after a few steps whatever the rounding, and runs drift apart.
 def same_samples(ranks):
-    """Options with which a number of ranks trains on the same 16 pictures a step as any other."""
-    return (*SMALL, "--steps", 10, "--no-augment", "--lr", 0.001, "--batch-size", 16 // ranks)
+    """Options with which a number of ranks trains on the same 12 pictures a step as any other."""
+    return (*SMALL, "--steps", STEPS, "--no-augment", "--lr", 0.001, "--batch-size", 12 // ranks)
 
 
 @pytest.fixture(scope="module")
-def one_rank_of_16(fruits, tmp_path_factory):
+def one_rank_of_12(fruits, tmp_path_factory):
     """Output, parameters and folder of one process with MindSpore's own batch norm over the whole batch."""
     folder = tmp_path_factory.mktemp("one rank")
     result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "gpu_distributed_train.py", "--data-path", fruits,
                                      *same_samples(1), "--sync-bn", cwd=folder, env=CPU, timeout=300))
-    assert (losses := losses_of(result.output))[-1] < losses[0] - 0.2
-    return result.output, jobs.parameters(folder / "ckpt" / "fruit_360_renet50_0-1_10.ckpt")
+    assert (losses := losses_of(result.output))[-1] < losses[0] - 0.1
+    return result.output, jobs.parameters(folder / "ckpt" / f"fruit_360_renet50_0-1_{STEPS}.ckpt")
 
 
 REDUCED = "moments = self.all_reduce(sums) / count"
 
 
 @pytest.mark.parametrize(("ranks", "options", "change"), [
-    pytest.param(2, ["--sync-bn"], None, id="2x8"),
-    pytest.param(4, ["--sync-bn"], None, id="4x4"),
+    pytest.param(3, ["--sync-bn"], None, id="3x4"),
     pytest.param(2, [], None, id="plain"),
     pytest.param(2, ["--sync-bn"], (REDUCED, "moments = self.all_reduce(sums) / (count / self.rank_size)"),
                  id="statistics not divided by the world size"),
     pytest.param(2, ["--sync-bn"], (REDUCED, "moments = (sums + ops.stop_gradient(self.all_reduce(sums) - sums)) "
                                     "/ count"), id="gradient of the all-reduce dropped"),
 ])
-def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, change, fruits, tmp_path, one_rank_of_16):
+def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, change, fruits, tmp_path, one_rank_of_12):
     lesson = LESSON
     if change:
         lesson = jobs.planted("resnet50_gpu", tmp_path, "sync_batch_norm.py", change)
@@ -82,13 +84,15 @@ def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, chang
         return  # the planted bug shows, and how
     jobs.succeeded(result)
     logs = "".join((tmp_path / "log" / "1" / f"rank.{rank}" / "stdout").read_text() for rank in range(ranks))
-    output, parameters = one_rank_of_16
-    of_ranks = [jobs.parameters(tmp_path / "ckpt" / f"fruit_360_renet50_{rank}-1_10.ckpt") for rank in range(ranks)]
+    output, parameters = one_rank_of_12
+    of_ranks = [jobs.parameters(tmp_path / "ckpt" / f"fruit_360_renet50_{rank}-1_{STEPS}.ckpt")
+                for rank in range(ranks)]
     difference = max(jobs.largest_difference(parameters, of_rank) for of_rank in of_ranks)
     traces = losses_of(output), losses_of(logs)
-    assert [len(trace) for trace in traces] == [10, 10]
+    assert [len(trace) for trace in traces] == [STEPS, STEPS]
     of_losses = max(abs(one - other) for one, other in zip(*traces))
     right = "--sync-bn" in options and change is None
+    print(f"parameters {difference}, losses {of_losses}")
     assert (difference < 1e-4 and of_losses < 1e-4) == right, f"parameters {difference}, losses {of_losses}"
     for rank in range(ranks):
         assert f"rank size: {ranks}, rank id: {rank}" in logs
@@ -186,7 +190,7 @@ def check_run(folder, ranks):
 
 def test_run_gpu_sh_in_the_foreground_with_msrun_and_sync_bn(cifar10, tmp_path):
     result = jobs.run("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", "msrun", "--", *OPTIONS, "--sync-bn",
-                      cwd=tmp_path, timeout=400)
+                      *jobs.SHALLOW, cwd=tmp_path, timeout=400)
     jobs.succeeded(result)
     check_run(tmp_path, 2)
     assert (tmp_path / "device" / "log_msrun" / "worker_1.log").is_file()
