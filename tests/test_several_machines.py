@@ -99,9 +99,11 @@ def test_mpirun_trains_on_two_hosts(script, both, mnist, on_one_host, tmp_path):
         lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", ("\nranks.leave()", (
             "\nprint('rank', rank, 'leaves', flush=True)\n__import__('time').sleep(8 if rank == 3 else 0)"
             "\nranks.leave()")))
-    with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path) as job:
+    by = "MPI" if script == "run_mpirun_1.sh" else ""
+    with start.job("bash", lesson / script, *where, "--", *OPTIONS, cwd=tmp_path, env={"ALL_REDUCE": by}) as job:
         job.wait_for(r"rank [23]\] epoch: 0, step: 0", timeout=300)
         assert (ranks_on(start), ranks_on(others)) == ({0, 1}, {2, 3})
+        assert ("mpi_allreduce" in Path(f"/proc/{job.rank_process(3)}/maps").read_text()) == (by == "MPI")
         if lesson != LESSON:
             job.wait_for("rank 3 leaves", timeout=300)
             time.sleep(4)
@@ -220,7 +222,9 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
         (tmp_path / "tools").unlink()
         (tmp_path / "tools.planted").rename(tmp_path / "tools")
         lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
-    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path) as job:
+    by = {"ALL_REDUCE": "MPI" if fault == "killed" else ""}
+    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path,
+                   env=by) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
         if fault == "launcher ended":
             launcher, = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
