@@ -25,9 +25,6 @@ def set_up():
     """
     env, wanted = os.environ, os.getenv("ALL_REDUCE", "")
     size, one_host = env["OMPI_COMM_WORLD_SIZE"], env["OMPI_COMM_WORLD_SIZE"] == env.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    # A rank that waits asks every second whether all are there, not every 3 to 5: the first loss comes sooner.
-    env.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
-    env.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
     # In a computed plan (dry_run/compute.py), MPI already is at work, and MCCL has little to do.
     if size == "1" or wanted == "MCCL" or "ASCEND_PLAN" in env or not (one_host or wanted == "MPI"):
         return abs
