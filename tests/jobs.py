@@ -6,6 +6,7 @@ whatever process group or session they moved to, and only they are ended.
 
 import dataclasses
 import contextlib
+import fcntl
 import functools
 import importlib.util
 import os
@@ -226,6 +227,21 @@ def planted(lesson, folder, script, *changes):
         text = text.replace(old, new)
     (copy / script).write_text(text)
     return copy
+
+
+def made_once(tmp_path_factory, name, make):
+    """A folder that make(folder) fills, once for all the workers of a test session; the others wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = base / name, base / f"{name}.done"
+    with open(base / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed at it
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
 
 
 def stand_in(file, script):
