@@ -122,19 +122,17 @@ def copy_of(one, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- kills
 KILLS = 20
-EPOCHS = 50 * KILLS
 
 
-def start(folder, *options, restarts=0):
-    """A job of two ranks whose loss falls slowly, and that lasts longer than KILLS kills."""
+def start(folder, epochs, *options, restarts=0):
+    """A job of two ranks whose loss falls slowly."""
     folder.mkdir(exist_ok=True)
-    return jobs.Job("bash", RUN, "data_parallel", 2, "--restarts", restarts, "--", "--epochs", EPOCHS, "--lr", 0.0001,
+    return jobs.Job("bash", RUN, "data_parallel", 2, "--restarts", restarts, "--", "--epochs", epochs, "--lr", 0.0005,
                     "--ckpt-dir", "ck", *options, cwd=folder)
 
 
-def kill_a_rank(job, chance, count):
-    """Kill one of the two ranks some time after a random step of a job's attempt number `count`, from 1."""
-    steps = chance.randint(1, 60) if count > 1 else chance.randint(10, 60)  # after 8 lines the first epoch is saved
+def wait_for_steps(job, count, steps):
+    """Wait until both ranks together have done so many steps in a job's attempt number `count`, from 1."""
     deadline = time.monotonic() + jobs.PATIENCE * 60
     attempt = ""
     while attempt.count(" step: ") < steps:
@@ -142,7 +140,14 @@ def kill_a_rank(job, chance, count):
         assert time.monotonic() < deadline, job.output()[-9000:]
         time.sleep(0.02)
         attempt = job.output().partition(f"restart {count - 1} of ")[2] if count > 1 else job.output()
-    os.kill(job.rank_process(chance.randrange(2)), signal.SIGKILL)
+
+
+def kill_a_rank(job, chance, count):
+    """Kill one of the two ranks some time after a random step of a job's attempt number `count`."""
+    wait_for_steps(job, count, 1)
+    victim = job.rank_process(chance.randrange(2))  # looked for now, for that takes time
+    wait_for_steps(job, count, chance.randint(1, 60) if count > 1 else chance.randint(10, 60))  # 8: an epoch is saved
+    os.kill(victim, signal.SIGKILL)
     job.wait_for(rf"^run.sh: restart {count} of ", timeout=60)
 
 
@@ -160,27 +165,34 @@ def test_kills_lose_nothing(tmp_path):
     print(f"seed {seed}")
     chance = random.Random(seed)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    with start(whole) as job:
-        jobs.succeeded(job.finish(200))
-    unbroken = [losses_of(log_of(whole, rank).read_text()) for rank in range(2)]
-    assert [len(losses) for losses in unbroken] == [STEPS * EPOCHS] * 2
-    assert unbroken[0][EPOCHS, STEPS] < 0.9 * unbroken[0][1, STEPS]
-
-    with start(broken, restarts=KILLS) as job:
+    with start(broken, 5000, restarts=KILLS) as job:
         for count in range(1, KILLS + 1):
             kill_a_rank(job, chance, count)
-        result = jobs.succeeded(job.finish(60 * (KILLS + 4)))
+        wait_for_steps(job, KILLS + 1, chance.randint(1, 60))
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish(60 * (KILLS + 4))
+    assert result.code == 143, result.output[-9000:]
+    assert not result.left_over
     assert result.output.count("failed, exit code 137. The end of ") == KILLS
+    epochs = int(re.search(r"all ranks have saved epoch (\d+), step", result.output)[1]) + 2
+    with start(broken, epochs, "--resume") as job:
+        jobs.succeeded(job.finish())
+    with start(whole, epochs) as job:
+        jobs.succeeded(job.finish(200))
+    unbroken = [losses_of(log_of(whole, rank).read_text()) for rank in range(2)]
+    assert [len(losses) for losses in unbroken] == [STEPS * epochs] * 2
+    assert unbroken[0][epochs, STEPS] < 0.9 * unbroken[0][1, STEPS]
+
     resumed = []
     for rank in range(2):
         logs = attempts(broken, rank)
-        assert len(logs) == KILLS + 1, "the logs of all attempts are kept"
+        assert len(logs) == KILLS + 2, "the logs of all attempts are kept"
         for log in logs:
             check_goes_on(log, unbroken[rank])
         resumed.append([resumed_after(log.read_text(errors="replace")) for log in logs])
         assert len(set(resumed[rank])) > KILLS / 2, f"most attempts got further: {resumed[rank]}"
         assert sorted(resumed[rank]) == resumed[rank]
-        assert (EPOCHS, STEPS) in losses_of(log_of(broken, rank).read_text())
+        assert (epochs, STEPS) in losses_of(log_of(broken, rank).read_text())
     assert largest_difference(*read(whole / "ck", broken / "ck")) < SAME
     assert len(list(broken.glob("ck/rank_0/*.ckpt"))) == 3, "older ones are cleared away after a restart, too"
 

@@ -10,6 +10,7 @@ import time
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+import forks
 import jobs
 import pytest
 
@@ -59,7 +60,7 @@ def test_a_command_typed_in_a_shell_of_an_earlier_job(stale, sentence, names, tm
 
 
 def test_scripts_ask_whether_variables_are_left_over(mnist, tmp_path):
-    result = jobs.run(jobs.PYTHON, MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env={"RANK_SIZE": "x"})
+    result = forks.run(MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env={"RANK_SIZE": "x"})
     assert result.code == 1
     assert "RANK_SIZE is 'x', which is no number" in result.output
     assert "Traceback" not in result.output
@@ -123,8 +124,10 @@ def test_what_a_shell_does_not_allow(tmp_path):
     (tmp_path / "rank.py").write_text("")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "work").touch()
-    go, start = '(eval "$1"; shift; exec "$@") 2>&1 | cat; exit ${PIPESTATUS[0]}', (jobs.PYTHON, MNIST / "ranks.py")
+    go, start = '(eval "$1"; shift; exec $under "$@") 2>&1 | cat; exit ${PIPESTATUS[0]}', (jobs.PYTHON, MNIST / "ranks.py")
+    no_net = [("under='unshare --net'", (), "127.0.0.1 cannot be reached (")]  # its loopback is down
     for setting, arguments, sentence in (
+            *no_net * (jobs.run("unshare", "--net", "true", cwd=tmp_path).code == 0),
             ("ulimit -f 0", (), "files may have 0 KB at most here (ulimit -f)"),
             ("ulimit -n 40", (), "only 40 files may be open at a time here (ulimit -Hn), and 2 ranks need about 50"),
             ("export TMPDIR=rank.py", (), "TMPDIR is rank.py, which is no folder where you may write"),
@@ -269,6 +272,16 @@ def test_what_mindspore_cannot_decode_is_no_picture(tmp_path):
                                                                "sub.jpg"]
 
 
+def test_data_of_somebody_else(tmp_path):
+    """Before the start it is a sentence, whatever the check."""
+    (tmp_path / "check.py").write_text("import mindspore\n"
+                                       "raise PermissionError(13, 'Permission denied', '/data/train')\n")
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "tools/quick_check.py", "check.py", "--check", cwd=tmp_path)
+    assert result.code == 2
+    assert result.output == ("check.py: error: /data/train: Permission denied; have its owner make it readable (chmod -R "
+                             "a+rX), or name other data\n")
+
+
 def test_a_pipe_named_like_a_checkpoint_is_not_waited_for(tmp_path):
     from checkpoints import Checkpoints
     saved = Checkpoints(tmp_path, "net", 1)
@@ -338,6 +351,16 @@ def test_the_dry_run_where_it_cannot_write(arguments, env, sentence, tmp_path):
     assert result.code == 2, result.output
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+def test_stand_ins_of_another_user(tmp_path):
+    """HOME is often kept by sudo; MindSpore would only say that a library is missing."""
+    ask = ("import stand_ins\nstand_ins.folder_of('mindspore', '1').mkdir(parents=True)\n"
+           "try:\n    stand_ins.build('mindspore', '1')\nexcept stand_ins.StandInError as error:\n    print(error)\n")
+    result = jobs.run(jobs.PYTHON, "-c", ask, cwd=tmp_path, env={"DRY_RUN_CACHE": str(tmp_path / "cache"),
+                                                                 "PYTHONPATH": str(jobs.REPO / "dry_run")})
+    assert re.fullmatch(r"dry_run: stand-ins for CANN cannot be kept: \S+ cannot be read; set DRY_RUN_CACHE to a folder "
+                        r"where you may write\n", result.output), result.output
 
 
 def test_a_computed_plan_where_it_cannot_write(tmp_path):

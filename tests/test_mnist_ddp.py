@@ -8,6 +8,7 @@ import signal
 import struct
 import time
 
+import forks
 import jobs
 import numpy as np
 import pytest
@@ -79,8 +80,8 @@ def test_the_tutorials_mpirun_command(mnist, tmp_path):
 
 def test_one_process_says_how_to_start_several(mnist, tmp_path):
     for script, notice in (("train_ddp.py", True), ("train_cpu.py", False)):
-        result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / script, "--data-path", mnist, "--steps", 20,
-                                         "--epochs", 1, "--lr", 0.1, cwd=tmp_path))
+        result = jobs.succeeded(forks.run(LESSON / script, "--data-path", mnist, "--steps", 20, "--epochs", 1,
+                                          "--lr", 0.1, cwd=tmp_path))
         assert ("mpirun -n 4 python train_ddp.py" in result.output) == notice
         assert re.search(r"^epoch: 0, step: 0, loss is 2\.30", result.output, re.MULTILINE)
         assert re.search(r"^accuracy: 0\.\d{4}$", result.output, re.MULTILINE)
@@ -93,7 +94,7 @@ STEPS = ("--epochs", 1, "--steps", 20, "--lr", 0.1, "--ckpt-dir", "ckpt")
 def one_rank_of_32(mnist, tmp_path_factory):
     """The parameters of one process after 20 steps of batch 32."""
     folder = tmp_path_factory.mktemp("one rank")
-    jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--data-path", mnist, *STEPS, cwd=folder))
+    jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--data-path", mnist, *STEPS, cwd=folder))
     return jobs.parameters(folder / "ckpt" / "rank_0.ckpt")
 
 
@@ -214,14 +215,14 @@ def test_bad_input_is_one_sentence_before_any_process(launcher, arguments, sente
 ])
 def test_a_damaged_data_set_is_named(name, content, sentence, mnist, tmp_path):
     folder = damaged(mnist, tmp_path, name, content)
-    result = jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--data-path", folder, cwd=tmp_path)
+    result = forks.run(LESSON / "train_ddp.py", "--data-path", folder, cwd=tmp_path)
     assert result.code == 2
     assert sentence in result.output.replace("\n", " ")
 
 
 def test_a_batch_larger_than_the_data_set_is_refused(mnist, tmp_path):
     for script in ("train_ddp.py", "train_cpu.py"):
-        result = jobs.run(jobs.PYTHON, LESSON / script, "--data-path", mnist, "--batch-size", 99999, cwd=tmp_path)
+        result = forks.run(LESSON / script, "--data-path", mnist, "--batch-size", 99999, cwd=tmp_path)
         assert result.code == 1
         assert "fewer images than one step needs; use a smaller --batch-size" in result.output
         assert "Traceback" not in result.output
@@ -245,8 +246,8 @@ def test_a_folder_with_train_files_only_trains_without_accuracy(mnist, tmp_path)
     train.mkdir()
     for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
         shutil.copy(mnist / part, train)
-    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500,
-                                     cwd=tmp_path, env={"DATA_PATH": str(tmp_path)}))
+    result = jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500, cwd=tmp_path,
+                                      env={"DATA_PATH": str(tmp_path)}))
     assert f"data: {train}\n" in result.output, "the folder above will do"
     assert "epoch: 0, step: 0, loss is" in result.output
     assert "accuracy" not in result.output

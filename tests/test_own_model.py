@@ -3,6 +3,7 @@
 import json
 import re
 
+import forks
 import jobs
 import pytest
 
@@ -13,7 +14,7 @@ LESSON = jobs.REPO / "own_model"
 def alone(tmp_path_factory):
     """The parameters that one process ends with, and the losses that it prints."""
     folder = tmp_path_factory.mktemp("alone")
-    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "train_alone.py", "--epochs", 2, cwd=folder))
+    result = jobs.succeeded(forks.run(LESSON / "train_alone.py", "--epochs", 2, cwd=folder))
     (folder / "log").write_text(result.output)
     return jobs.parameters(folder / "ckpt" / "surface-2_64.ckpt"), jobs.losses(folder / "log")
 

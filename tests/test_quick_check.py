@@ -1,5 +1,6 @@
 """The check before the start: without MindSpore, and as the script itself would check."""
 
+import forks
 import jobs
 import pytest
 
@@ -45,7 +46,23 @@ def test_a_check_that_makes_use_of_mindspore_gets_it_and_no_other(use, end, need
 @pytest.mark.parametrize("script", ["mnist_ddp/train_ddp.py", "resnet50_gpu/resnet50_distributed_training_gpu.py"])
 def test_it_says_what_the_lesson_says(script, options, mnist, cifar10, tmp_path):
     env = {"DATA_PATH": str(mnist if "mnist" in script else cifar10), "DEVICE_TARGET": "CPU", "RANK_SIZE": "2"}
-    both = [jobs.run(jobs.PYTHON, *tool, jobs.REPO / script, *options, "--check", cwd=tmp_path, env=env)
-            for tool in ((TOOL,), ())]
+    command = (jobs.REPO / script, *options, "--check")
+    both = [jobs.run(jobs.PYTHON, TOOL, *command, cwd=tmp_path, env=env), forks.run(*command, cwd=tmp_path, env=env)]
     assert both[0].output == both[1].output
     assert both[0].code == both[1].code == (2 if options else 0)
+
+
+@pytest.mark.parametrize(("script", "options"), [
+    ("mnist_ddp/train_ddp.py", ()), ("resnet50_gpu/resnet50_distributed_training_gpu.py", ()),
+    *((f"resnet50_ascend/resnet50_distributed_training{name}.py", ())
+      for name in ("", "_pipeline", "_dataset_slice", "_grad_accumulation")),
+    *(("checkpoints/train.py", ("--mode", mode, "--ckpt-dir", "ck")) for mode in (
+        "data_parallel", "hybrid_parallel", "semi_auto_parallel")),
+    *(("parallel_modes/parallel_modes.py", ("--mode", mode)) for mode in (
+        "data_parallel", "hybrid_parallel", "semi_auto_parallel", "auto_parallel"))])
+def test_the_lessons_checks_do_without_mindspore(script, options, mnist, cifar10, tmp_path):
+    (tmp_path / "mindspore.py").write_text("raise SystemExit('it is loaded')\n")
+    env = {"DATA_PATH": str(mnist if "mnist" in script else cifar10), "DEVICE_TARGET": "CPU", "RANK_SIZE": "2",
+           "ASCEND_PLAN": "here", "PYTHONPATH": str(tmp_path)}
+    result = jobs.run(jobs.PYTHON, TOOL, jobs.REPO / script, *options, "--check", cwd=tmp_path, env=env)
+    assert "it is loaded" not in jobs.succeeded(result).output

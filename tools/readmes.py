@@ -55,6 +55,8 @@ QUICK = [  # left out by --fix
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
     (r"^(python \S*make_datasets\.py cifar10 )(\S+)", r'ln -s "$(dirname "$CIFAR10")" \2; \1\2', "it is there already"),
     (r"--restarts 3 (.*)--epochs 1000", r"--restarts 3 \1--epochs 3", "nobody kills it here; a test does"),
+    (r"^((?:GLOG_v=3 msrun|mpirun) .*train_distributed\.py)$", r"\1 --epochs 1", "fewer epochs"),
+    (r"(run_pipeline\.sh .*)--steps 8", r"\1--steps 2 --batch-size 8", "fewer images"),
     (r"--time-limit 12s", "--time-limit 5s", "a shorter time"),
     (r"^(bash run\.sh \S+MNIST_Data 4 .*|mpirun -n 4 .*train_ddp\.py .*)$", r"\1 --epochs 1 --steps 2", "fewer steps"),
 ]
