@@ -187,7 +187,7 @@ def damaged(mnist, folder, name, content):
     (["nowhere", "2"], "the data folder nowhere does not exist (looked from "),
     (["{mnist}", "0"], "the number of ranks must be a whole number from 1, not '0'"),
     (["{mnist}", "two"], "not 'two'"),
-    (["{mnist}", "99999"], "MB of memory"),
+    (["{mnist}", "{many}"], "MB of memory"),
     (["{mnist}", "2", "3"], "unrecognized arguments: 3"),
     (["{mnist}", "2", "--lr", "1"], "LAUNCHER: error: unrecognized arguments: --lr 1; options of train_ddp.py go"),
     (["{mnist}", "2", "--", "--speed", "9"], "unrecognized arguments: --speed 9"),
@@ -198,7 +198,8 @@ def damaged(mnist, folder, name, content):
 ])
 @pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
 def test_bad_input_is_one_sentence_before_any_process(launcher, arguments, sentence, mnist, tmp_path):
-    arguments = [text.format(mnist=mnist, tmp=tmp_path) for text in arguments]
+    megabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    arguments = [text.format(mnist=mnist, tmp=tmp_path, many=megabytes // 500 + 1) for text in arguments]
     result = jobs.run("bash", LESSON / launcher, *arguments, cwd=tmp_path)
     assert result.code == 2, result.output
     assert sentence.replace("LAUNCHER", launcher) in result.output
