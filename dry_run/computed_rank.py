@@ -275,6 +275,7 @@ def show(error, rank):
 def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
     computer = Computer()
+    gc.freeze()  # garbage is collected after each graph; what MindSpore's import has made is none
     be_a_cpu(computer)
     join_cluster()
     os._exit = lambda code: leave(computer, code)

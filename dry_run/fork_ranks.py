@@ -7,6 +7,7 @@ gone or has had enough, and all ranks are ended.
 """
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -98,6 +99,7 @@ def main():
     tell = os.fdopen(os.dup(1), "w")  # not inherited by programs that a rank starts
     os.dup2(2, 1)  # what MindSpore prints goes to the log
     import one_rank
+    gc.freeze()  # the ranks share what the import has made; looking through it for garbage would copy it
     prctl(PR_SET_PDEATHSIG, 0)  # from here on, stdin tells of dry_run.py's end, and all ranks can be ended
     print(json.dumps({"ready": True}), file=tell, flush=True)
     Ranks(job, tell).run(one_rank.run)

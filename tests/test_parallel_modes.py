@@ -1,11 +1,8 @@
 """The parallel modes side by side: real ranks on CPU, their Ascend plans computed there, and compiled for Ascend."""
 
-import itertools
 import json
 import re
 import shutil
-import subprocess
-import tempfile
 
 import jobs
 import numpy as np
@@ -36,17 +33,8 @@ def losses_of(result, ranks):
 
 def read(*folders):
     """Of each folder the checkpoints of all ranks: lists of {name: array}, in the order of the ranks, bit for bit."""
-    code = ("import os, sys; os.environ['GLOG_v'] = '4'\n"
-            "import mindspore, numpy\n"
-            "for number, name in enumerate(sys.argv[2:]):\n"
-            "    loaded = mindspore.load_checkpoint(name)\n"
-            "    numpy.savez(f'{sys.argv[1]}/{number}.npz', **{k: v.asnumpy() for k, v in loaded.items()})\n")
-    ranks = [len(list(folder.glob("rank_*"))) for folder in folders]
-    files = [next((folder / f"rank_{rank}").glob("*.ckpt")) for folder, n in zip(folders, ranks) for rank in range(n)]
-    with tempfile.TemporaryDirectory() as arrays:
-        subprocess.run([jobs.PYTHON, "-c", code, arrays, *map(str, files)], check=True, capture_output=True)
-        loaded = iter([dict(np.load(f"{arrays}/{number}.npz")) for number in range(len(files))])
-    return [list(itertools.islice(loaded, n)) for n in ranks]
+    return [[jobs.parameters(next((folder / f"rank_{rank}").glob("*.ckpt")))
+             for rank in range(len(list(folder.glob("rank_*"))))] for folder in folders]
 
 
 def gathered(ranks):
@@ -84,18 +72,21 @@ def check_equal_to_one(result, folder, ranks, shape, one):
 
 
 class One:
-    """One process: its folder, the losses of STEPS steps, and the parameters after them."""
+    """One process: the losses of STEPS steps, and the parameters after them."""
 
     def __init__(self, folder):
-        self.folder = folder / "one"
-        result = train(folder, "stand_alone", 1, "--steps", STEPS, "--ckpt-dir", self.folder)
-        self.losses = np.array(losses_of(result, 1)[0])
-        [[self.parameters]] = read(self.folder)
+        self.losses = np.array([float(value) for value in (folder / "losses").read_text().split()])
+        [[self.parameters]] = read(folder / "one")
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    trained = One(tmp_path_factory.mktemp("one process"))  # a space in the path: it must not matter
+    def make(folder):
+        result = train(folder, "stand_alone", 1, "--steps", STEPS, "--ckpt-dir", folder / "one")
+        (folder / "losses").write_text(" ".join(map(str, losses_of(result, 1)[0])))
+
+    # a space in the path: it must not matter
+    trained = One(jobs.made_once(tmp_path_factory, "one process", make))
     means = trained.losses.reshape(-1, 4).mean(axis=1)  # 4 batches: all samples once
     assert means[-1] < 0.9 * means[0], f"the loss did not fall: {trained.losses}"
     assert trained.parameters["global_step"] == STEPS
@@ -117,12 +108,10 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["data_parallel", "hybrid_parallel"])
-def test_two_ranks_train_the_network_of_one_process(mode, one, tmp_path):
-    result = train(tmp_path, mode, 2, "--steps", STEPS, "--ckpt-dir", "ckpt")
-    shape = "(512, 128)" if mode == "data_parallel" else "(512, 64)"
-    saved = check_equal_to_one(result, tmp_path / "ckpt", 2, shape, one)
-    assert [str(rank["weight"].shape) for rank in saved] == [shape] * 2
+def test_two_ranks_of_hybrid_parallel_train_the_network_of_one_process(one, tmp_path):
+    result = train(tmp_path, "hybrid_parallel", 2, "--steps", STEPS, "--ckpt-dir", "ckpt")
+    saved = check_equal_to_one(result, tmp_path / "ckpt", 2, "(512, 64)", one)
+    assert [str(rank["weight"].shape) for rank in saved] == ["(512, 64)"] * 2
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -136,7 +125,8 @@ def test_the_evidence_catches_planted_bugs(bug, one, tmp_path):
 
 def test_four_ranks_of_data_parallel_train_the_network_of_one_process(one, tmp_path):
     result = train(tmp_path, "data_parallel", 4, "--steps", STEPS, "--ckpt-dir", "ckpt")
-    check_equal_to_one(result, tmp_path / "ckpt", 4, "(512, 128)", one)
+    saved = check_equal_to_one(result, tmp_path / "ckpt", 4, "(512, 128)", one)
+    assert [str(rank["weight"].shape) for rank in saved] == ["(512, 128)"] * 4
     assert [int(first) for first in re.findall(r"samples (\d+)-\d+ of 64", result.output)] != [0] * 4
 
 
@@ -150,14 +140,13 @@ def compute(folder, one, mode, ranks, *options, shape, lesson=LESSON):
 
 
 @pytest.mark.parametrize(("ranks", "options", "shape"), [
-    (2, (), "(512, 64)"), (4, (), "(512, 32)"), (4, ("--slices", 2), "(512, 64)")])
+    (2, (), "(512, 64)"), (4, ("--slices", 2), "(512, 64)")])
 def test_semi_auto_parallel_trains_the_network_of_one_process(ranks, options, shape, one, tmp_path):
     compute(tmp_path, one, "semi_auto_parallel", ranks, *options, shape=shape)
 
 
 @pytest.mark.parametrize(("search_mode", "shape"), [
-    ("recursive_programming", "(512, 128)"), ("dynamic_programming", "(512, 128)"),
-    ("sharding_propagation", "(512, 64)")])
+    ("recursive_programming", "(512, 128)"), ("sharding_propagation", "(512, 64)")])
 def test_auto_parallel_trains_the_network_of_one_process(search_mode, shape, one, tmp_path):
     compute(tmp_path, one, "auto_parallel", 2, "--search-mode", search_mode, shape=shape)
 
