@@ -167,15 +167,19 @@ def build(package, version):
                            "you may write") from None
 
 
+def folder_of(package, version):
+    """The folder of the stand-ins for one installed MindSpore."""
+    stamp = hashlib.sha256(f"{SOURCE.read_text()} {Path(__file__).read_text()} {package}".encode()).hexdigest()
+    return cache_folder() / f"mindspore-{version}-{platform.machine()}-{stamp[:12]}"
+
+
 def _build(package, version):
-    stamp = f"{SOURCE.read_text()} {Path(__file__).read_text()} {package}"
-    name = f"mindspore-{version}-{platform.machine()}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
-    root = cache_folder() / name
+    root = folder_of(package, version)
     if not root.is_dir():
         command = compiler()
         libraries, symbols = missing(package)
         root.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{name}-"))
+        fresh = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
         try:
             fill(fresh, command, libraries, symbols)
             try:
@@ -186,6 +190,8 @@ def _build(package, version):
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         return root, True
+    if not os.access(root / "latest", os.R_OK | os.X_OK):  # of another user
+        raise PermissionError(f"{root} cannot be read")
     return root, False
 
 

@@ -27,7 +27,7 @@ def cifar10_folder(text):
             print(f"data: {inner}", flush=True)
     try:
         check_cifar10_folder(text)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
 

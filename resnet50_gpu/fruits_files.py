@@ -33,7 +33,7 @@ def fruits_folder(text):
     """
     try:
         return _check(text)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 

@@ -124,7 +124,7 @@ def test_what_a_shell_does_not_allow(tmp_path):
     (tmp_path / "rank.py").write_text("")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "work").touch()
-    go, start = '(eval "$1"; shift; exec $under "$@") 2>&1 | cat; exit ${PIPESTATUS[0]}', (jobs.PYTHON, MNIST / "ranks.py")
+    go = '(eval "$1"; shift; exec $under "$@") 2>&1 | cat; exit ${PIPESTATUS[0]}'
     no_net = [("under='unshare --net'", (), "127.0.0.1 cannot be reached (")]  # its loopback is down
     for setting, arguments, sentence in (
             *no_net * (jobs.run("unshare", "--net", "true", cwd=tmp_path).code == 0),
@@ -134,7 +134,8 @@ def test_what_a_shell_does_not_allow(tmp_path):
             ("export GLOG_v=5", (), "GLOG_v is '5'; write 0"),
             (":", ("--logs", "mine"), "--logs mine names a folder that holds other things, which would be moved aside"),
             (":", ("--logs", "rank.py"), "rank.py is there and is no folder")):
-        result = jobs.run("bash", "-c", go, "bash", setting, *start, "-n", 2, *arguments, "rank.py", cwd=tmp_path)
+        result = jobs.run("bash", "-c", go, "bash", setting, jobs.PYTHON, MNIST / "ranks.py", "-n", 2, *arguments,
+                          "rank.py", cwd=tmp_path)
         assert result.code == 2, result.output
         assert result.output.startswith(f"ranks.py: {sentence}")
         assert len(result.output.splitlines()) == 1
@@ -278,8 +279,8 @@ def test_data_of_somebody_else(tmp_path):
                                        "raise PermissionError(13, 'Permission denied', '/data/train')\n")
     result = jobs.run(jobs.PYTHON, jobs.REPO / "tools/quick_check.py", "check.py", "--check", cwd=tmp_path)
     assert result.code == 2
-    assert result.output == ("check.py: error: /data/train: Permission denied; have its owner make it readable (chmod -R "
-                             "a+rX), or name other data\n")
+    assert result.output == ("check.py: error: /data/train: Permission denied; have its owner make it readable (chmod "
+                             "-R a+rX), or name other data\n")
 
 
 def test_a_pipe_named_like_a_checkpoint_is_not_waited_for(tmp_path):
@@ -359,8 +360,8 @@ def test_stand_ins_of_another_user(tmp_path):
            "try:\n    stand_ins.build('mindspore', '1')\nexcept stand_ins.StandInError as error:\n    print(error)\n")
     result = jobs.run(jobs.PYTHON, "-c", ask, cwd=tmp_path, env={"DRY_RUN_CACHE": str(tmp_path / "cache"),
                                                                  "PYTHONPATH": str(jobs.REPO / "dry_run")})
-    assert re.fullmatch(r"dry_run: stand-ins for CANN cannot be kept: \S+ cannot be read; set DRY_RUN_CACHE to a folder "
-                        r"where you may write\n", result.output), result.output
+    assert re.fullmatch(r"dry_run: stand-ins for CANN cannot be kept: \S+ cannot be read; set DRY_RUN_CACHE to a "
+                        r"folder where you may write\n", result.output), result.output
 
 
 def test_a_computed_plan_where_it_cannot_write(tmp_path):

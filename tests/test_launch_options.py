@@ -354,11 +354,18 @@ def test_little_room_in_dev_shm_and_on_a_disk_is_said(script):
     result = jobs.run(*in_small("9m", small, *command(script, then=("--ckpt-dir", small / "ckpt"))), cwd=script.parent,
                       env=CPU)
     assert f"warning: the disk of {small} has 9 MB free, and checkpoints go there" in result.output
-    assert "and logs go there" not in result.output
+    assert "logs go there" not in result.output
     full = f'cd {small} && {{ cat /dev/zero >fill 2>/dev/null; exec "$@"; }}'
     result = jobs.run(*in_small("64k", small, "sh", "-c", full, "sh", *command(script)), cwd=script.parent, env=CPU)
     assert result.code == 2, result.output
-    assert f"ranks.py: the disk of {small} is full, and the ranks' logs go there; free some (df -h)" in result.output
+    assert f"ranks.py: the disk of {small} is full, and the ranks' logs go there; free some (df -h" in result.output
+    for size in ("64k", "9m,nr_inodes=8"):  # mpirun would hang
+        result = jobs.run(*in_small(size, small, "sh", "-c", f"cat /dev/zero >{small}/fill 2>/dev/null; exec \"$@\"" if
+                                    size == "64k" else 'exec "$@"', "sh", *command(script)), cwd=script.parent,
+                          env={**CPU, "TMPDIR": str(small)})
+        assert result.code == 2, result.output
+        assert re.search(f"the disk of {small} (is full|takes no more files), and mpirun's own files go there; free "
+                         r"some .*, or set TMPDIR to another folder$", result.output, re.MULTILINE)
 
 
 def test_data_sets_with_worker_processes_need_dev_shm(tmp_path):

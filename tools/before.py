@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ MB = 1 << 20
 SHM_OF_A_RANK, SHM_OF_A_WORKER = 5, 10  # MB
 LITTLE = 100  # MB
 FILE_SIZE = 10  # MB
+LOGS = "the ranks' logs"
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 
 
@@ -49,6 +51,7 @@ def look(args, say):
 
     ranks = len(args.local)
     look_at_limits(args, ranks)
+    look_at_loopback()
     if args.target == "GPU":
         look_at_gpus(ranks, warn)
     if args.target == "CPU":
@@ -74,6 +77,16 @@ def look_at_limits(args, ranks):
     if args.launcher == "mpirun" and place and not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
         raise ValueError(f"TMPDIR is {place}, which is no folder where you may write, and mpirun needs one; unset it, "
                          "or name another one")
+
+
+def look_at_loopback():
+    """Can processes of this machine reach each other?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise ValueError(f"127.0.0.1 cannot be reached ({error.strerror or error}), and the ranks talk over it; as "
+                         "root: ip link set lo up") from None
 
 
 def look_at_gpus(ranks, warn):
@@ -149,14 +162,17 @@ def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
     given = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
              if re.match("--ckpt-dir(=|$)", word)]
-    for what, path in (("logs", os.getcwd()), *(("checkpoints", path) for path in given if path)):
+    mpirun = [("mpirun's own files", os.getenv("TMPDIR", "/tmp"))] * (args.launcher == "mpirun")
+    for what, path in ((LOGS, os.getcwd()), *mpirun, *(("checkpoints", path) for path in given if path)):
         place = folder_above(path)
-        free = shutil.disk_usage(place).free
-        if what == "logs" and free == 0:
-            raise ValueError(f"the disk of {place} is full, and the ranks' logs go there; free some (df -h), or start "
-                             "in another folder")
+        disk, free = os.statvfs(place), shutil.disk_usage(place).free
+        entries = disk.f_favail if disk.f_files else MB  # so many more files; some file systems do not count them
+        if what != "checkpoints" and (free == 0 or entries < FILES_OF_A_RANK * len(args.local)):
+            full = "is full" if free == 0 else "takes no more files"
+            raise ValueError(f"the disk of {place} {full}, and {what} go there; free some (df -h, df -i), or "
+                             f"{'start in' if what == LOGS else 'set TMPDIR to'} another folder")
         if what == "checkpoints" and not os.access(place, os.W_OK):
             raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
-        if free < LITTLE * MB:
+        if free < LITTLE * MB and (what, path) not in mpirun:
             warn(f"the disk of {place} has {free // MB} MB free, and {what} go there; free some (df -h), or name "
                  "another folder")

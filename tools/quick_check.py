@@ -69,6 +69,10 @@ def main(argv):
                 end = 0
             except SystemExit as how:
                 end = how.code
+            except PermissionError as error:  # data of somebody else
+                print(f"{os.path.basename(argv[0])}: error: {error.filename}: {error.strerror}; have its owner make it "
+                      "readable (chmod -R a+rX), or name other data", file=sys.stderr)
+                end = 2
     except BaseException:  # noqa: BLE001  # the real run will say it
         os.execv(sys.executable, [sys.executable, *argv])
     sys.stdout.write(out.getvalue())
