@@ -34,7 +34,8 @@ def sliced(tmp_path_factory):
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
     """Two stages on 4 ranks."""
-    return drawn(tmp_path_factory.mktemp("staged"), 4, PIPELINE)
+    folder = jobs.made_once(tmp_path_factory, "staged", lambda folder: drawn(folder, 4, PIPELINE))
+    return json.loads((folder / "plan.json").read_text()), (folder / "plan.svg").read_text(encoding="utf-8")
 
 
 def parts(svg):

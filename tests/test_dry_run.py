@@ -26,7 +26,7 @@ import report as reporting  # noqa: E402
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """A folder for the stand-ins that this test session alone uses."""
-    return tmp_path_factory.mktemp("stand_ins")
+    return jobs.made_once(tmp_path_factory, "stand_ins", lambda folder: None)  # who needs them first builds them
 
 
 @pytest.fixture
@@ -125,12 +125,16 @@ def test_auto_parallel_slices_add_up(dry_run):
 @pytest.fixture(scope="session")
 def two_stages(cache, tmp_path_factory):
     """The report on a pipeline of two stages on four ranks, and what was printed."""
-    file = tmp_path_factory.mktemp("two_stages") / "report.json"
-    done = subprocess.run(
-        [*COMMAND, "--rank-size", "4", "--json", str(file), str(SCRIPTS / "pipeline.py")], check=False,
-        capture_output=True, text=True, timeout=300, env={**os.environ, "DRY_RUN_CACHE": str(cache)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(file.read_text()), done.stdout
+    def make(folder):
+        done = subprocess.run(
+            [*COMMAND, "--rank-size", "4", "--json", str(folder / "report.json"), str(SCRIPTS / "pipeline.py")],
+            check=False, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "DRY_RUN_CACHE": str(cache)})
+        assert done.returncode == 0, done.stdout + done.stderr
+        (folder / "printed").write_text(done.stdout)
+
+    folder = jobs.made_once(tmp_path_factory, "two stages", make)
+    return json.loads((folder / "report.json").read_text()), (folder / "printed").read_text()
 
 
 def test_pipeline_stages(two_stages):

@@ -58,7 +58,7 @@ def test_run_sh_compiles_resnet50_in_automatic_parallel(tmp_path):
 def test_run_cluster_sh_compiles_the_second_server_of_the_16_card_table(tmp_path):
     table = jobs.REPO / "rank_tables" / "rank_table_16pcs.json"
     output = dry_run_launcher(tmp_path, "run_cluster.sh", "", table, 16, 8, "--", "--parallel-mode", "data_parallel",
-                              "--no-sink").output
+                              "--no-sink", *jobs.SHALLOW).output
     assert "8 of 8 ranks compiled; no faults between ranks." in output
     assert "Ranks 8-15: compiled" in output
     assert "0-15" in output.split("AllReduce sum")[1].split()[0], "the gradients are averaged over all 16 ranks"
