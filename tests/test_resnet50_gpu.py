@@ -107,17 +107,22 @@ def test_ranks_with_synchronised_batch_norm_equal_one_rank(ranks, options, chang
 
 
 def test_each_rank_crops_in_its_own_way(fruits, tmp_path):
+    """Told by the pixels of the first batch, just before the training; both ranks are given the same pictures."""
     same_pictures = ("ds.DistributedSampler(rank_size, rank,", "ds.DistributedSampler(1, 0,")
+    show = ("if first_epoch < args.epochs:\n", (
+        "print('pixels', next(train_dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))[0].std())\n"
+        "ranks.leave()\nif first_epoch < args.epochs:\n"))
     line = "ds.config.set_seed(rank)  # distributed: other crops and flips on each rank\n"
     for name, changes in (("right", []), ("planted bug", [(line, "")])):
         (tmp_path / name).mkdir()
-        lesson = jobs.planted("resnet50_gpu", tmp_path / name, "gpu_distributed_train.py", same_pictures, *changes)
+        lesson = jobs.planted("resnet50_gpu", tmp_path / name, "gpu_distributed_train.py", same_pictures, *changes,
+                              show)
         jobs.succeeded(by_mpirun(2, lesson / "gpu_distributed_train.py", "--data-path", fruits, *SMALL, "--steps", 1,
                                  "--batch-size", 4, cwd=tmp_path / name))
         logs = [tmp_path / name / "log" / "1" / f"rank.{rank}" / "stdout" for rank in range(2)]
-        first, second = (jobs.losses(log) for log in logs)
-        assert len(first) == 1
-        assert (abs(first[0] - second[0]) > 1e-3) == (name == "right")
+        first, second = (float(re.search("^pixels (.*)", log.read_text(), re.MULTILINE).group(1)) for log in logs)
+        assert first > 0.1
+        assert (abs(first - second) > 1e-4) == (name == "right")
 
 
 def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_path):
