@@ -6,7 +6,6 @@ inserted, and every operator stands in the order in which it may run.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import graph_ir
 import numpy as np
@@ -78,7 +77,7 @@ class Plan:
     nodes: list
     outputs: list
     layouts: dict           # as MindSpore gives them, by parameter
-    ir_file: Path | None    # the same graph as text, where the user's lines stand
+    text: str               # the same graph, as MindSpore writes it for people, where the user's lines stand
     counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
 
     def near(self, node):
@@ -103,10 +102,8 @@ class Plan:
 
     def source(self, node):
         """The user's line of a node, "file:line", or "" where the compiler made it or no longer knows."""
-        if self.ir_file is None or not self.ir_file.exists():
-            return ""
         if not hasattr(self, "_sources"):
-            self._sources = user_lines(self.ir_file.read_text())
+            self._sources = user_lines(self.text)
         lines = self._sources.get(node.op, [])
         same = self.counts.get(node.op)
         return lines[node.order] if len(lines) == same else ""
@@ -123,9 +120,9 @@ def user_lines(text):
     return found
 
 
-def flow_line(ir_file):
+def flow_line(text):
     """Where the control flow of a graph stands, "file:line: ", or ""."""
-    lines = user_lines(ir_file.read_text()) if ir_file else {}
+    lines = user_lines(text)
     return next((f"{line}: " for op in FLOW for line in lines.get(op, ()) if line), "")
 
 
@@ -189,14 +186,14 @@ def planned_outputs(attribute):
     return []
 
 
-def read(model_bytes, phase, layouts, ir_file=None):
+def read(model_bytes, phase, layouts, text=""):
     """Read a plan.
 
     Args:
         model_bytes: what the executor's get_func_graph_proto(phase, "mind_ir") returns.
         phase: the graph's name.
         layouts: what get_parameter_layout(phase) returns.
-        ir_file: the graph as text, for the users' lines, or None.
+        text: the graph as MindSpore writes it for people, for the users' lines.
 
     Raises:
         PlanError: it holds what this program cannot compute.
@@ -211,7 +208,7 @@ def read(model_bytes, phase, layouts, ir_file=None):
     parameters = {proto.name: proto.ref_key or proto.name.rpartition(":")[2] for proto in graph.parameter}
     inputs = {item.name: (planned_tensors(item.tensor) or [None])[0] for item in graph.input}
     plan = Plan(phase, inputs, parameters, constants, nodes,
-                [item.name for item in graph.output], layouts, ir_file, counts)
+                [item.name for item in graph.output], layouts, text, counts)
     for proto in graph.node:
         if proto.op_type == "Constant":
             constants[proto.output[0]] = value_of(proto.attribute[0])
@@ -226,7 +223,7 @@ def read(model_bytes, phase, layouts, ir_file=None):
             if attribute.name == "shape":
                 node.planned = planned_outputs(attribute)
         if primitive is None or op in FLOW:
-            raise PlanError(f"{flow_line(ir_file)}control flow that is decided while the graph runs ({op}) is not "
+            raise PlanError(f"{flow_line(text)}control flow that is decided while the graph runs ({op}) is not "
                             "computed: write the loop or the condition in Python, outside the graph", by_all=True)
         for attribute in primitive.attribute:
             try:

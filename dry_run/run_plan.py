@@ -111,8 +111,9 @@ class Computation:
         """What other ranks should hold just as this one does.
 
         Returns:
-            {(parameter's name, stage, number of the slice): Parameter} of what the step trains. A parameter that the
-            optimizer's shards cut, or whose layout is interleaved, is left out.
+            {(parameter's name, stage, layout, number of the slice): Parameter} of what the step trains. A parameter
+            that the optimizer's shards cut, or whose layout is interleaved, is left out. With the layout, two networks
+            of one script, cut in two ways, are not taken for each other.
         """
         found = {}
         for name, parameter in self.parameters.items():
@@ -129,7 +130,8 @@ class Computation:
             for count in reversed(devices):
                 place, coordinate = divmod(place, count)
                 at.append(coordinate)
-            found[name, stage, tuple(at[dim] if dim >= 0 else 0 for dim in tensor_map)] = parameter
+            layout = tuple(devices), tuple(tensor_map)
+            found[name, stage, layout, tuple(at[dim] if dim >= 0 else 0 for dim in tensor_map)] = parameter
         return found
 
     def instruction(self, node, index):

@@ -2,8 +2,10 @@
 
     python small.py stand_alone OUT
     python dry_run/compute.py -n 2 small.py semi_auto_parallel OUT
+    python dry_run/compute.py -n 2 small.py semi_auto_parallel OUT --jit then auto_parallel OTHER
 """
 import argparse
+import sys
 from pathlib import Path
 
 import mindspore as ms
@@ -27,33 +29,15 @@ parser.add_argument("--jit", action="store_true", help="the step as a function u
 parser.add_argument("--sliced", action="store_true", help="save checkpoints of slices and the strategy, too")
 parser.add_argument("--load", help="start with this checkpoint, {} is the rank")
 parser.add_argument("--predict", action="store_true", help="run the network alone after training")
-args = parser.parse_args()
 
 ms.set_context(mode=ms.GRAPH_MODE)
-rank, ranks = 0, 1
-if args.mode != "stand_alone":
-    init()
-    rank, ranks = get_rank(), get_group_size()
-    mode = args.mode if args.mode == "auto_parallel" else "semi_auto_parallel"
-    ms.set_auto_parallel_context(parallel_mode=mode, dataset_strategy="full_batch", gradients_mean=False)
-    if mode == "auto_parallel":
-        ms.set_auto_parallel_context(search_mode=args.search_mode)
-    if args.mode == "optimizer_shard":
-        ms.set_auto_parallel_context(dataset_strategy="data_parallel", enable_parallel_optimizer=True,
-                                     parallel_optimizer_config={"parallel_optimizer_threshold": 0})
-    if args.mode == "pipeline":
-        ms.set_auto_parallel_context(pipeline_stages=args.stages)
-    if args.sliced:
-        folder = args.out / f"rank_{rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        ms.set_auto_parallel_context(strategy_ckpt_config={"save_file": str(folder / "strategy.ckpt"),
-                                                           "only_trainable_params": False})
 
 random = np.random.default_rng(1)
 X = random.standard_normal((8, 16, 32)).astype(np.float32)
 Y = random.standard_normal((8, 16)).astype(np.float32)
 W1 = (0.2 * random.standard_normal((32, 64))).astype(np.float32)
 W2 = (0.2 * random.standard_normal((64, 16))).astype(np.float32)
+
 
 
 class Layer(nn.Cell):
@@ -74,9 +58,9 @@ class Layer(nn.Cell):
 class Net(nn.Cell):
     """(batch, 32) to (batch,)."""
 
-    def __init__(self):
+    def __init__(self, dtype):
         super().__init__()
-        self.first, self.second = Layer(W1), Layer(W2, getattr(ms, args.dtype))
+        self.first, self.second = Layer(W1), Layer(W2, dtype)
         self.bias = Parameter(Tensor(np.zeros(1, np.float32)), name="bias")
         self.sum = ops.ReduceSum()
 
@@ -87,37 +71,20 @@ class Net(nn.Cell):
 class Loss(nn.Cell):
     """The mean square error, a scalar."""
 
-    def __init__(self, net):
+    def __init__(self, net, parts):
         super().__init__(auto_prefix=False)
-        self.net = net
+        self.net, self.parts = net, parts
 
     def construct(self, x, y):
-        return ((self.net(x) - y) ** 2).mean() / micro_batches  # a PipelineCell adds up the losses of its micro batches
-
-
-micro_batches = 2 if args.mode == "pipeline" else 1
-net = Net()
-if args.mode == "semi_auto_parallel":
-    rows, columns = args.slices
-    net.first.matmul.shard(((rows, 1), (1, columns)))
-    net.first.relu.shard(((rows, columns),))
-    net.second.matmul.shard(((rows, columns), (columns, 1)))
-if args.mode == "pipeline":
-    net.first.pipeline_stage, net.second.pipeline_stage = 0, args.stages - 1
-loss_net = Loss(net)
-if args.mode == "pipeline":
-    loss_net = nn.PipelineCell(loss_net, micro_batches)
-optimizer = getattr(nn, args.optimizer)(net.trainable_params(), 0.01, **(
-    {"momentum": 0.9} if args.optimizer == "Momentum" else {}))
+        return ((self.net(x) - y) ** 2).mean() / self.parts  # a PipelineCell adds up the losses of its micro batches
 
 
 class Step(nn.Cell):
     """One step of training."""
 
-    def __init__(self):
+    def __init__(self, net, optimizer, reduce):
         super().__init__(auto_prefix=False)
-        self.net, self.optimizer = loss_net, optimizer
-        self.reduce = nn.PipelineGradReducer(optimizer.parameters) if args.mode == "pipeline" else nn.Identity()
+        self.net, self.optimizer, self.reduce = net, optimizer, reduce
         self.gradients = ms.value_and_grad(self.forward, None, optimizer.parameters)
 
     def forward(self, x, y):
@@ -128,33 +95,86 @@ class Step(nn.Cell):
         return ops.depend(loss, self.optimizer(self.reduce(gradients)))
 
 
-step = Step()
-step.set_train()
-if args.load:
-    ms.load_param_into_net(step, ms.load_checkpoint(args.load.format(rank)))
+def set_mode(args, rank):
+    """Tell MindSpore the parallel mode."""
+    ms.reset_auto_parallel_context()
+    mode = args.mode if args.mode == "auto_parallel" else "semi_auto_parallel"
+    ms.set_auto_parallel_context(parallel_mode=mode, dataset_strategy="full_batch", gradients_mean=False)
+    if mode == "auto_parallel":
+        ms.set_auto_parallel_context(search_mode=args.search_mode)
+    if args.mode == "optimizer_shard":
+        ms.set_auto_parallel_context(dataset_strategy="data_parallel", enable_parallel_optimizer=True,
+                                     parallel_optimizer_config={"parallel_optimizer_threshold": 0})
+    if args.mode == "pipeline":
+        ms.set_auto_parallel_context(pipeline_stages=args.stages)
+    if args.sliced:
+        folder = args.out / f"rank_{rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        ms.set_auto_parallel_context(strategy_ckpt_config={"save_file": str(folder / "strategy.ckpt"),
+                                                           "only_trainable_params": False})
 
 
-@ms.jit
-def run_under_jit(x, y):
-    """The same step, as a function."""
-    return step(x, y)
+def make_step(args):
+    """The network, and a step of its training."""
+    micro_batches = 2 if args.mode == "pipeline" else 1
+    net = Net(getattr(ms, args.dtype))
+    if args.mode == "semi_auto_parallel":
+        rows, columns = args.slices
+        net.first.matmul.shard(((rows, 1), (1, columns)))
+        net.first.relu.shard(((rows, columns),))
+        net.second.matmul.shard(((rows, columns), (columns, 1)))
+    loss_net = Loss(net, micro_batches)
+    if args.mode == "pipeline":
+        net.first.pipeline_stage, net.second.pipeline_stage = 0, args.stages - 1
+        loss_net = nn.PipelineCell(loss_net, micro_batches)
+    optimizer = getattr(nn, args.optimizer)(net.trainable_params(), 0.01, **(
+        {"momentum": 0.9} if args.optimizer == "Momentum" else {}))
+    reduce = nn.PipelineGradReducer(optimizer.parameters) if args.mode == "pipeline" else nn.Identity()
+    return net, Step(loss_net, optimizer, reduce).set_train()
 
 
-run = run_under_jit if args.jit else step
-share = slice(None)
-if args.mode == "optimizer_shard":
-    share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
-for number in range(args.first, args.steps):
-    loss = run(Tensor(X[number][share]), Tensor(Y[number][share]))
-    print(f"rank {rank} step: {number}, loss is {float(loss.asnumpy()):.7f}", flush=True)
+def train(args, rank=0, ranks=1):
+    """Train in one mode, and save."""
+    if args.mode != "stand_alone":
+        set_mode(args, rank)
+    net, step = make_step(args)
+    if args.load:
+        ms.load_param_into_net(step, ms.load_checkpoint(args.load.format(rank)))
 
-args.out.mkdir(parents=True, exist_ok=True)
-if args.predict:
-    net.set_train(False)
-    answer = net(Tensor(X[0][share])).asnumpy()
-    np.save(args.out / f"answer_{rank}.npy", answer)
-np.savez(args.out / f"held_{rank}.npz", **{value.name: value.asnumpy() for _, value in step.parameters_and_names()})
-if args.sliced:
-    ms.save_checkpoint(step, str(args.out / f"rank_{rank}" / "slices.ckpt"), integrated_save=False)
-if args.mode != "pipeline":
-    ms.save_checkpoint(step, str(args.out / f"whole_{rank}.ckpt"), integrated_save=True)
+    @ms.jit
+    def run_under_jit(x, y):
+        """The same step, as a function."""
+        return step(x, y)
+
+    run = run_under_jit if args.jit else step
+    share = slice(None)
+    if args.mode == "optimizer_shard":
+        share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
+    for number in range(args.first, args.steps):
+        loss = run(Tensor(X[number][share]), Tensor(Y[number][share]))
+        print(f"rank {rank} step: {number}, loss is {float(loss.asnumpy()):.7f} in {args.out.name}", flush=True)
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.predict:
+        net.set_train(False)
+        answer = net(Tensor(X[0][share])).asnumpy()
+        np.save(args.out / f"answer_{rank}.npy", answer)
+    np.savez(args.out / f"held_{rank}.npz", **{value.name: value.asnumpy() for _, value in step.parameters_and_names()})
+    if args.sliced:
+        ms.save_checkpoint(step, str(args.out / f"rank_{rank}" / "slices.ckpt"), integrated_save=False)
+    if args.mode != "pipeline":
+        ms.save_checkpoint(step, str(args.out / f"whole_{rank}.ckpt"), integrated_save=True)
+
+
+runs = [[]]
+for word in sys.argv[1:]:
+    if word == "then":
+        runs.append([])
+    else:
+        runs[-1].append(word)
+who = ()
+if "stand_alone" not in runs[0]:
+    init()
+    who = get_rank(), get_group_size()
+for options in runs:
+    train(parser.parse_args(options), *who)
