@@ -7,6 +7,7 @@ import shutil
 import signal
 import struct
 import time
+from pathlib import Path
 
 import forks
 import jobs
@@ -126,9 +127,13 @@ def test_the_evidence_catches_planted_bugs(change, caught_as, mnist, tmp_path):
 
 @pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
 def test_a_killed_rank_ends_the_job_and_is_named(launcher, mnist, tmp_path):
-    with jobs.Job("bash", LESSON / launcher, mnist, 2, "--", "--lr", 0.001, "--epochs", 500, cwd=tmp_path) as job:
+    two_cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
+    with jobs.Job("taskset", "-c", two_cores, "bash", LESSON / launcher, mnist, 2, "--", "--lr", 0.001, "--epochs", 500,
+                  cwd=tmp_path) as job:
         job.wait_for(r"\[rank 1\] epoch: 0, step: 20")
         cores = [os.sched_getaffinity(job.rank_process(rank)) for rank in range(2)]
+        threads = [name.read_text() for name in Path(f"/proc/{job.rank_process(0)}/task").glob("*/comm")]
+        assert sum(name.startswith("KernelThread") for name in threads) <= 1, "others would spin on the rank's one core"
         assert cores[0].isdisjoint(cores[1]) or len(os.sched_getaffinity(0)) == 1, "each rank takes its own cores"
         os.kill(job.rank_process(1), signal.SIGKILL)
         killed = time.monotonic()

@@ -44,7 +44,7 @@ def bind(env):
 
     mpirun says which of a machine's ranks this is; for the other launchers RANKS_LOCAL does: the first, and how many.
     """
-    how, (first, ranks) = env.get("BIND_RANKS"), map(int, env.pop("RANKS_LOCAL", "0 1").split())
+    how, (first, ranks) = env.get("BIND_RANKS"), map(int, env.get("RANKS_LOCAL", "0 1").split())
     if how not in ("cores", "numa"):
         return
     env["BIND_RANKS"] = "no"

@@ -88,6 +88,9 @@ def take_own_cores():
         for thread in os.listdir("/proc/self/task"):  # typed by hand, mpirun ties all threads of a rank to one core
             with contextlib.suppress(OSError):  # it has ended
                 os.sched_setaffinity(int(thread), os.sched_getaffinity(os.getppid()))
+    ranks = int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
+    if ranks > 1 and len(os.sched_getaffinity(0)) <= ranks:  # a core a rank: else a thread for each core of the machine
+        sys.modules["mindspore"].set_context(runtime_num_threads=1)  # would spin there, beside the one that computes
     threading.Thread(target=share, daemon=True).start()
 
 
