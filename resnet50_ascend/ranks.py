@@ -168,9 +168,9 @@ def main(argv):
     needing = [word for word in given[:script]
                if re.fullmatch("--(hosts|hostfile|table|dry-run)", word)]
     needing += sorted({*given[script + 1:]} - {"--launcher", "mpirun", "msrun"})
-    if needing or not size.isdecimal():
+    if needing or not re.fullmatch("[1-9][0-9]*", size):
         print(f"{needing[0]} needs the folder tools/ beside {HERE.name}/; copy it there" if needing
-              else f"the number of ranks must be a whole number, not '{size}'", file=sys.stderr)
+              else f"the number of ranks must be a number from 1, not '{size}'", file=sys.stderr)
         return 2
     if "--check" in given and subprocess.run([sys.executable, *command, "--check"], check=False,
                                              env={**os.environ, "RANK_SIZE": size}).returncode:

@@ -275,12 +275,13 @@ def test_what_mindspore_cannot_decode_is_no_picture(tmp_path):
 
 def test_data_of_somebody_else(tmp_path):
     """Before the start it is a sentence, whatever the check."""
-    (tmp_path / "check.py").write_text("import mindspore\n"
-                                       "raise PermissionError(13, 'Permission denied', '/data/train')\n")
-    result = jobs.run(jobs.PYTHON, jobs.REPO / "tools/quick_check.py", "check.py", "--check", cwd=tmp_path)
-    assert result.code == 2
-    assert result.output == ("check.py: error: /data/train: Permission denied; have its owner make it readable (chmod "
-                             "-R a+rX), or name other data\n")
+    (tmp_path / "check.py").write_text("import mindspore, os, sys\nnumber = int(sys.argv[1])\n"
+                                       "raise OSError(number, os.strerror(number), '/data/train')\n")
+    for number, sentence in ((13, "Permission denied; have its owner make it readable (chmod -R a+rX), or name"),
+                             (36, "File name too long; name")):
+        result = jobs.run(jobs.PYTHON, jobs.REPO / "tools/quick_check.py", "check.py", number, "--check", cwd=tmp_path)
+        assert result.code == 2
+        assert result.output == f"check.py: error: /data/train: {sentence} other data\n"
 
 
 def test_a_pipe_named_like_a_checkpoint_is_not_waited_for(tmp_path):

@@ -7,6 +7,7 @@ and nothing else; if a script makes more use of them, or fails in any way, it ru
 """
 
 import contextlib
+import errno
 import importlib.abc
 import importlib.machinery
 import io
@@ -69,9 +70,12 @@ def main(argv):
                 end = 0
             except SystemExit as how:
                 end = how.code
-            except PermissionError as error:  # data of somebody else
-                print(f"{os.path.basename(argv[0])}: error: {error.filename}: {error.strerror}; have its owner make it "
-                      "readable (chmod -R a+rX), or name other data", file=sys.stderr)
+            except OSError as error:  # data of somebody else, of a broken disk, of a name that cannot be
+                if error.errno not in (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG):
+                    raise
+                mend = "have its owner make it readable (chmod -R a+rX), or " * isinstance(error, PermissionError)
+                print(f"{os.path.basename(argv[0])}: error: {str(error.filename)[:200]}: {error.strerror}; {mend}name "
+                      "other data", file=sys.stderr)
                 end = 2
     except BaseException:  # noqa: BLE001  # the real run will say it
         os.execv(sys.executable, [sys.executable, *argv])
