@@ -368,7 +368,7 @@ def test_bad_data_options_and_memory(cifar10, tmp_path):
                                                             env=CPU)
     output = refused(RUN, cifar10, 999, "--", "--batch-size", 8, "--image-size=112", cwd=tmp_path, env=CPU)
     assert "999 ranks need about 1408590 MB of memory (1410 MB each), " in output, "more with larger pictures"
-    assert "9999 ranks need about 45705429 MB" in refused(RUN, cifar10, 9999, cwd=tmp_path, env=CPU)
+    assert "999 ranks need about 4566429 MB" in refused(RUN, cifar10, 999, cwd=tmp_path, env=CPU)
 
 
 def test_bad_tables(cifar10, tmp_path):
