@@ -149,7 +149,8 @@ def test_download_without_network_says_so(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [("imagenet", "x"), ("mnist",), ("fruits", "x", "--classes", "0")])
+@pytest.mark.parametrize("arguments", [("imagenet", "x"), ("mnist",), ("fruits", "x", "--classes", "0"),
+                                       ("mnist", "x", "--seed=-1")])
 def test_bad_arguments(arguments, tmp_path):
     result = jobs.run(jobs.PYTHON, TOOL, *arguments, cwd=tmp_path)
     assert result.code == 2

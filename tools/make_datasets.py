@@ -233,7 +233,10 @@ def parse_arguments():
             one.add_argument("--test-images", type=positive, default=10, help="of each class")
         else:
             one.add_argument("--download", action="store_true", help="fetch the full set instead")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if (args.seed or 0) < 0:
+        parser.error(f"--seed must be at least 0, not {args.seed}")
+    return args
 
 
 def main():
