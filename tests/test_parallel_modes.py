@@ -141,8 +141,11 @@ def compute(folder, one, mode, ranks, *options, shape, lesson=LESSON):
 
 @pytest.mark.parametrize(("ranks", "options", "shape"), [
     (2, (), "(512, 64)"), (4, ("--slices", 2), "(512, 64)")])
-def test_semi_auto_parallel_trains_the_network_of_one_process(ranks, options, shape, one, tmp_path):
+def test_semi_auto_parallel_trains_the_network_of_one_process(ranks, options, shape, one, tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     compute(tmp_path, one, "semi_auto_parallel", ranks, *options, shape=shape)
+    assert not list((tmp_path / "tmp").rglob("*plan*")), "the plans are left there"
 
 
 @pytest.mark.parametrize(("search_mode", "shape"), [
