@@ -106,7 +106,8 @@ def look_at_machine(report):
     cpu = read("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)", cpu, re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    wide = "AVX-512: scripts without a ranks.py need ONEDNN_MAX_CPU_ISA=AVX2 to be quick" if "avx512f" in cpu else "no AVX-512"
+    wide = ("AVX-512: scripts without a ranks.py need ONEDNN_MAX_CPU_ISA=AVX2 to be quick" if "avx512f" in cpu else
+            "no AVX-512")
     report.add("Machine", "ok", f"CPU: {model[1] if model else 'unknown'}, {cores} cores for this process, {wide}")
     free = re.search(r"^MemAvailable: *(\d+)", read("/proc/meminfo"), re.MULTILINE)
     if free:
