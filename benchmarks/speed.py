@@ -34,6 +34,7 @@ import speed_page
 REPO = Path(__file__).resolve().parent.parent
 HERE = REPO / "benchmarks"
 MINDSPORES_OWN = {"ALL_REDUCE": "MCCL", "CONVOLUTIONS": "plain"}  # less what the lessons put in its place
+DEFAULTS = {**MINDSPORES_OWN, "ONEDNN_MAX_CPU_ISA": "DEFAULT", "BIND_RANKS": "no"}  # and less what they set
 MNIST, RESNET = REPO / "mnist_ddp", REPO / "resnet50_gpu"
 LOSS = re.compile(r"epoch: (\d+),? step: (\d+), loss is")
 REDUCTION = "gradients = self.reduce_gradients(gradients)"
@@ -89,7 +90,7 @@ def mnist_rows(args):
                 shared_cores(ranks))
         if ranks < 4:
             rows["tutorial's step", ranks, 32] = (
-                mpirun(ranks, HERE / "mnist_tutorial.py", 2, 101), {"DATA_PATH": str(data), **MINDSPORES_OWN})
+                mpirun(ranks, HERE / "mnist_tutorial.py", 2, 101), {"DATA_PATH": str(data), **DEFAULTS})
         if ranks == 2:
             rows["lesson, by MCCL", ranks, 32] = (
                 mpirun(ranks, MNIST / "train_ddp.py", "--data-path", data, *options),
@@ -136,8 +137,7 @@ def resnet_rows(args):
             mpirun(ranks, script, *options, 8), {**data, **shared_cores(ranks), **MINDSPORES_OWN})
         if ranks == 1:
             rows["MindSpore's defaults", ranks, 32] = (
-                mpirun(ranks, script, *options, 5),
-                {**data, **MINDSPORES_OWN, "ONEDNN_MAX_CPU_ISA": "DEFAULT", "BIND_RANKS": "no"})
+                mpirun(ranks, script, *options, 5), {**data, **DEFAULTS})
         rows["PyTorch DDP", ranks, 32] = (torchrun(ranks, "resnet", "--data", args.cifar10, "--steps", 8),
                                           shared_cores(ranks))
     return rows
