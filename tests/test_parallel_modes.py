@@ -149,7 +149,8 @@ def test_semi_auto_parallel_trains_the_network_of_one_process(ranks, options, sh
 
 
 @pytest.mark.parametrize(("search_mode", "shape"), [
-    ("recursive_programming", "(512, 128)"), ("sharding_propagation", "(512, 64)")])
+    ("recursive_programming", "(512, 128)"), ("dynamic_programming", "(512, 128)"),
+    ("sharding_propagation", "(512, 64)")])
 def test_auto_parallel_trains_the_network_of_one_process(search_mode, shape, one, tmp_path):
     compute(tmp_path, one, "auto_parallel", 2, "--search-mode", search_mode, shape=shape)
 
