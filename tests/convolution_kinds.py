@@ -12,7 +12,7 @@ import numpy as np
 from mindspore import nn, ops
 
 if os.environ["TOOLS"]:
-    print("quick:", runpy.run_path(os.environ["TOOLS"] + "/convolutions.py")["take_over"]())
+    print("quick:", runpy.run_path(os.environ["TOOLS"] + "/convolutions.py")["take_over"](), flush=True)
 ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
 random = np.random.default_rng(1)
 

@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence_of_the_whole_job(tmp_path):
     assert "Exit: no such data" in in_pytest.output
     assert "def error" not in in_pytest.output, "a traceback"
     alone = jobs.run(jobs.PYTHON, "-c", "import time; time.sleep = print; import test_it; test_it.test_it()",
-                     cwd=lesson, env={"RANK_ID": "1"})  # only rank 1 finds a fault: it waits, then says it
+                     cwd=lesson, env={"RANK_ID": "1", "PYTHONUNBUFFERED": "1"})  # rank 1 alone: waits, then says it
     assert (alone.code, alone.output) == (2, "9\nx: error: no such data\n")
 
 

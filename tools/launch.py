@@ -543,4 +543,9 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # from the first moment: without a traceback
     result = main(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; Python's own end would die of one more
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more: at its end Python would make that the exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(result)
