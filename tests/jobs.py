@@ -86,9 +86,10 @@ def marked(mark):
 
 
 def clean_environment():
-    """The variables that a command starts with: this process's, without those of launchers and of pytest."""
+    """The variables that a command starts with: this process's, without those of launchers, pytest and developers."""
     environment = {name: value for name, value in os.environ.items()
-                   if not name.startswith(("MS_", "OMPI_", "PMIX_", "RANK_", "DATA_PATH", "DEVICE_", "PYTEST"))}
+                   if not name.startswith(("MS_", "OMPI_", "PMIX_", "RANK_", "DATA_PATH", "DEVICE_", "PYTEST",
+                                        "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"))}
     return {**environment, "PATH": f"{Path(PYTHON).parent}:{environment['PATH']}"}
 
 
