@@ -214,7 +214,7 @@ def test_a_scheduler_whose_port_is_taken_and_one_whose_ranks_do_not_come(tmp_pat
 def test_two_jobs_with_one_port(tmp_path):
     result = jobs.run(jobs.PYTHON, "-c", TWO_JOBS_ON_ONE_PORT, cwd=tmp_path, env={
         "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "0", "MS_WORKER_NUM": "1", "MS_SCHED_HOST": "127.0.0.1",
-        "MS_SCHED_PORT": str(jobs.free_port()), "MS_TOPO_TIMEOUT": "5", "GLOG_v": "3"})
+        "MS_SCHED_PORT": str(jobs.free_port()), "MS_TOPO_TIMEOUT": "15", "GLOG_v": "3"})
     check_shown_first("port-shared", result.output)
 
 

@@ -152,7 +152,8 @@ def train(args, rank=0, ranks=1):
         share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
     for number in range(args.first, args.steps):
         loss = run(Tensor(X[number][share]), Tensor(Y[number][share]))
-        print(f"rank {rank} step: {number}, loss is {float(loss.asnumpy()):.7f} in {args.out.name}", flush=True)
+        line = f"rank {rank} step: {number}, loss is {float(loss.asnumpy()):.7f} in {args.out.name}\n"
+        print(line, end="", flush=True)  # at once, or mpirun may put another rank's line into it
 
     args.out.mkdir(parents=True, exist_ok=True)
     if args.predict:
