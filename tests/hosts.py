@@ -87,9 +87,9 @@ class Host:
 
     def processes(self):
         """Command lines of what runs on this host, besides its first process and its ssh server."""
-        listing = self.run("ps", "-eo", "pid=,stat=,args=").splitlines()
+        listing = self.run("ps", "-ww", "-eo", "pid=,stat=,args=").splitlines()
         return [line for line in listing if line.split()[0] != "1" and not line.split()[1].startswith("Z")
-                and "sshd.py" not in line and " ps -eo" not in line]
+                and "sshd.py" not in line and " ps -ww" not in line]
 
     def end(self):
         self.process.stdin.close()
