@@ -1,8 +1,5 @@
 """Data sets that many tests read: made once by the project's own tool."""
 
-import fcntl
-import os
-
 import jobs
 import pytest
 
@@ -14,14 +11,10 @@ def pytest_collection_modifyitems(items):
 
 def make_dataset(tmp_path_factory, name):
     """A data set's folder; made once, whatever number of pytest-xdist's workers ask."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "data sets" / name  # a space: no matter
-    folder.parent.mkdir(exist_ok=True)
-    with open(folder.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", name, folder, cwd=folder.parent))
-    return folder
+    def make(folder):
+        jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", name, folder / name, cwd=folder))
+
+    return jobs.made_once(tmp_path_factory, f"data set {name}", make) / name  # spaces in the path: they must not matter
 
 
 @pytest.fixture(scope="session")

@@ -38,15 +38,10 @@ def both(tmp_path_factory):
 @pytest.fixture(scope="module")
 def on_one_host(mnist, tmp_path_factory):
     """What 4 ranks on one host train: {name: array}; trained once, whatever number of pytest-xdist's workers ask."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "four ranks on one host"
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        hosts.wait_for((folder / "done").exists, 400, "another worker has not trained four ranks on one host")
-    else:
+    def make(folder):
         jobs.succeeded(jobs.run("bash", LESSON / "run.sh", mnist, 4, "--", *OPTIONS, cwd=folder, timeout=300))
-        (folder / "done").touch()
+
+    folder = jobs.made_once(tmp_path_factory, "four ranks on one host", make)
     trained = jobs.parameters(folder / "ckpt" / "rank_0.ckpt")
     with pytest.raises(AssertionError, match="train something else"):  # a difference would be seen
         check_same({name: value + 2e-5 for name, value in trained.items()}, trained)

@@ -2,12 +2,15 @@
 #ifndef LINKER_TABLE_H
 #define LINKER_TABLE_H
 #include <link.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 /* Called for each entry; returns the function to put there, or NULL to leave it. */
 typedef void *(*choose_t)(const char *name, void *now);
+
+static bool all_were_put; /* in the table, of what was chosen */
 
 static void look_at_entries(ElfW(Addr) base, const ElfW(Rela) *entry, size_t bytes, const ElfW(Sym) *symbols,
                             const char *names, choose_t choose)
@@ -19,10 +22,14 @@ static void look_at_entries(ElfW(Addr) base, const ElfW(Rela) *entry, size_t byt
         void **slot = (void **)(base + entry[i].r_offset);
         void *chosen = choose(names + symbols[entry[i].r_info >> 32].st_name, *slot);
         void *begin = (void *)((size_t)slot / page * page);
-        if (chosen && !mprotect(begin, page, PROT_READ | PROT_WRITE)) {
-            *slot = chosen;
-            mprotect(begin, page, PROT_READ); /* as the linker has left it */
+        if (!chosen)
+            continue;
+        if (mprotect(begin, page, PROT_READ | PROT_WRITE)) {
+            all_were_put = false;
+            continue;
         }
+        *slot = chosen;
+        mprotect(begin, page, PROT_READ); /* as the linker has left it */
     }
 }
 
@@ -53,8 +60,11 @@ static int look_at_library(struct dl_phdr_info *library, size_t unused, void *ch
     return 0;
 }
 
-static void look_at_calls(choose_t choose) /* of all of MindSpore's libraries that are loaded */
+/* Look at all of MindSpore's libraries that are loaded; returns whether all that was chosen was put there. */
+static bool look_at_calls(choose_t choose)
 {
+    all_were_put = true;
     dl_iterate_phdr(look_at_library, &choose);
+    return all_were_put;
 }
 #endif

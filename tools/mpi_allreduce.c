@@ -166,8 +166,8 @@ bool take_over(int wanted_size, double seconds)
     MPI_Comm_size(world, &size);
     MPI_Comm_rank(world, &rank);
     MPI_Query_thread(&ready);
-    look_at_calls(choose);
-    ready = ready >= MPI_THREAD_SERIALIZED && size == wanted_size && slots > 0;
+    bool all_put = look_at_calls(choose);
+    ready = all_put && ready >= MPI_THREAD_SERIALIZED && size == wanted_size && slots > 0;
     MPI_Allreduce(&ready, &all_ready, 1, MPI_INT, MPI_MIN, world);
     tried = !all_ready; /* and not trusted */
     return all_ready;
