@@ -10,7 +10,6 @@ import ctypes
 import os
 import platform
 import runpy
-import shutil
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,8 +21,7 @@ def take_over():
     onednn = Path(mindspore.__file__).parent / "lib" / "libdnnl.so.3"
     if os.getenv("CONVOLUTIONS") == "plain" or not onednn.is_file() or platform.machine() != "x86_64":
         return False
-    compiler = shutil.which(os.getenv("CC", "")) or shutil.which("cc")
-    file = runpy.run_path(str(HERE / "native.py"))["build"]("convolutions.c", compiler)
+    file = runpy.run_path(str(HERE / "native.py"))["build"]("convolutions.c")
     if not file:
         return False
     library = ctypes.CDLL(file)

@@ -1,11 +1,12 @@
 """What a rank's process gets where tools/ lies beside its lesson: ranks.py runs this file when it is imported.
 
 Importing it, bad options become one sentence of the whole job, and losses have 5 digits (loss_lines.py).
-ranks.join() calls the functions, on CPU.
+ranks.join() calls prepare(), end_at_errors() and use_mpi(), on CPU.
 """
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import runpy
@@ -34,6 +35,15 @@ def beside(name):
 argparse.ArgumentParser.error = say_once
 beside("loss_lines.py")
 gc.freeze()  # MindSpore collects garbage after each graph; to look through what its import has made would take long
+
+
+def prepare():
+    """Make this process a good rank on CPU, before init()."""
+    check_variables()
+    take_own_cores()
+    beside("convolutions.py")["take_over"]()
+    if {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1":
+        find_others_soon()
 
 
 def check_variables():
@@ -94,6 +104,15 @@ def take_own_cores():
     threading.Thread(target=share, daemon=True).start()
 
 
+def find_others_soon():
+    """Have this rank ask often whether the others are there: every second, and with a C compiler still more often."""
+    os.environ.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
+    os.environ.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
+    file = beside("native.py")["build"]("naps.c")
+    if file:
+        ctypes.CDLL(file).shorten_naps()
+
+
 def end_at_errors():
     """End this process right after an error is shown: MindSpore's clean-up would take seconds, and the launcher waits.
 
@@ -112,12 +131,4 @@ def end_at_errors():
 
 def use_mpi():
     """Let MPI add up gradients on CPU; returns what ends that, to be called with seconds."""
-    # A rank that waits asks every second whether all are there, not every 3 to 5: the first loss comes sooner.
-    os.environ.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
-    os.environ.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
     return beside("mpi_allreduce.py")["set_up"]()
-
-
-def quick_convolutions():
-    """Let oneDNN choose the layout of convolutions on CPU."""
-    beside("convolutions.py")["take_over"]()

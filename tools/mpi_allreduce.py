@@ -66,7 +66,10 @@ def wait_for(note):
 def build():
     """The path of the compiled library, made now if need be; None if that cannot be."""
     prefix = open_mpi()
-    return runpy.run_path(str(HERE / "native.py"))["build"]("mpi_allreduce.c", prefix and prefix / "bin" / "mpicc")
+    compiler = prefix and prefix / "bin" / "mpicc"
+    if not (compiler and compiler.is_file()):
+        return None
+    return runpy.run_path(str(HERE / "native.py"))["build"]("mpi_allreduce.c", compiler)
 
 
 def open_mpi():

@@ -1,6 +1,7 @@
 """Compiles the C files of this folder at their first use."""
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -10,14 +11,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 
-def build(name, compiler):
+def build(name, compiler=None):
     """The path of the library made of a C file of this folder, now if need be, in __pycache__; None if that fails.
 
-    compiler: its path or name; None, if there is none, is allowed.
+    compiler: its path; None for the machine's C compiler (the variable CC, or cc).
     """
     source = HERE / name
     try:
-        compiler = Path(shutil.which(compiler))
+        compiler = Path(shutil.which(compiler or os.getenv("CC", "")) or shutil.which("cc"))
         texts = source.read_bytes() + (HERE / "linker_table.h").read_bytes()
         made_by = f"{compiler} {compiler.stat().st_mtime_ns} {platform.machine()} {platform.libc_ver()}"
         key = hashlib.sha256(texts + made_by.encode()).hexdigest()[:16]
