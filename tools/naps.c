@@ -1,8 +1,8 @@
 /* Shortens the naps with which MindSpore waits for other ranks; in_rank.py builds and loads it.
  *
- * A rank asks every half second, and every second or more, whether all are there, so 2 ranks that start together take
- * 1 to 2 s to find each other. shorten_naps() has them ask every 20 ms at first, and ever more rarely: no nap is longer
- * than a tenth of the time since then, so nobody waits much longer than needed, or asks often for long. */
+ * A rank asks every half second, and every second, whether all are there, and every 3 s for another's address, so 2
+ * ranks that start together need 1 to 5 s. shorten_naps() has them ask every 20 ms at first, and ever more rarely: no
+ * nap is longer than a tenth of the time since then, so nobody waits much longer than needed, or asks often for long. */
 #define _GNU_SOURCE
 #include "linker_table.h"
 
@@ -20,8 +20,8 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* As nanosleep(). It must not call that: where a folder above is called mindspore, this library's own calls are
- * replaced, too. */
+/* As nanosleep() and sleep(). They must not call these: where a folder above is called mindspore, this library's own
+ * calls are replaced, too. */
 int nap(const struct timespec *asked, struct timespec *left)
 {
     double most = fmax(0.02, (now() - start) / 10);
@@ -34,12 +34,20 @@ int nap(const struct timespec *asked, struct timespec *left)
     return errno ? -1 : 0;
 }
 
+static unsigned long_nap(unsigned seconds)
+{
+    struct timespec asked = {.tv_sec = (time_t)seconds};
+    nap(&asked, NULL);
+    return 0;
+}
+
 static void *choose(const char *name, void *before)
 {
-    if (strcmp(name, "nanosleep") != 0 || before == (void *)nap)
+    void *own = strcmp(name, "nanosleep") == 0 ? (void *)nap : strcmp(name, "sleep") == 0 ? (void *)long_nap : NULL;
+    if (!own || own == before)
         return NULL;
     replaced++;
-    return (void *)nap;
+    return own;
 }
 
 /* Returns how many calls are replaced. */

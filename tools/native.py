@@ -1,5 +1,6 @@
 """Compiles the C files of this folder at their first use."""
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -12,7 +13,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def build(name, compiler=None):
-    """The path of the library made of a C file of this folder, now if need be, in __pycache__; None if that fails.
+    """The path of the library made of a C file of this folder, now if need be, in __pycache__; None if that fails, or
+    if it cannot be loaded from there.
 
     compiler: its path; None for the machine's C compiler (the variable CC, or cc).
     """
@@ -23,6 +25,10 @@ def build(name, compiler=None):
         made_by = f"{compiler} {compiler.stat().st_mtime_ns} {platform.machine()} {platform.libc_ver()}"
         key = hashlib.sha256(texts + made_by.encode()).hexdigest()[:16]
         library = HERE / "__pycache__" / f"{source.stem}-{key}.so"
+        if os.statvfs(HERE).f_flag & os.ST_NOEXEC:
+            return None
+        if library.is_file() and not can_be_loaded(library):  # a crash or a full disk has cut it off
+            library.unlink()
         if not library.is_file():
             library.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -30,6 +36,15 @@ def build(name, compiler=None):
                 subprocess.run([compiler, "-O3", "-shared", "-fPIC", "-o", draft, source, "-lm", "-ldl"], check=True,
                                stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
                 draft.rename(library)  # whole or not at all: others may be at it, too
-        return str(library)
+        return str(library) if can_be_loaded(library) else None
     except (TypeError, OSError, subprocess.SubprocessError):
         return None
+
+
+def can_be_loaded(library):
+    """Load a library; returns whether that went well."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return True
