@@ -179,10 +179,12 @@ def lines_of(command, environment, folder, log=None):
                         yield time.perf_counter() - begin, line
                     else:
                         time.sleep(0.01)
+        last = collections.deque(maxlen=30)
         for line in process.stdout:
             yield time.perf_counter() - begin, line
+            last.append(line)
         if process.wait() != 0 and not log:
-            raise SystemExit(f"failed, exit code {process.returncode}: {' '.join(map(str, command))}")
+            raise SystemExit(f"{''.join(last)}failed, exit code {process.returncode}: {' '.join(map(str, command))}")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -10,6 +10,7 @@ weights, so that the first loss must be theirs up to the order of the images.
 
 import argparse
 import os
+import sys
 import time
 
 import numpy as np
@@ -159,7 +160,9 @@ def main():
     else:
         train(args, rank, rank_size)
     if rank_size > 1:
-        dist.destroy_process_group()
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)  # gloo's clean-up aborts now and then
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ PYTHON = sys.executable
 MARK = "LESSON_TEST_JOB"
 PATIENCE = 3  # a timeout catches what hangs; on a busy machine what does not may take several times as long
 SHALLOW = ("--blocks", 1, 1, 1, 1)  # a ResNet of 14 layers, which compiles several times faster than the whole
+UNSHARE = ("unshare",) if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user")
 # A shell's background job ignores Ctrl-C and hands that on to all it starts; tests that press Ctrl-C undo it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -250,7 +250,7 @@ def test_the_launcher_says_that_slots_are_missing(mnist, tmp_path):
 
 
 def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
-    mount = [*(AS_ROOT or ["unshare"]), "--mount"]
+    mount = [*jobs.UNSHARE, "--mount"]
     (tmp_path / "small").mkdir()
     small = 'mount -t tmpfs -o size=64k tmpfs small && exec "$@"'
     if jobs.run(*mount, "sh", "-c", small, "sh", "true", cwd=tmp_path).code:
@@ -269,7 +269,7 @@ MPI.COMM_WORLD.Barrier()
 
 def test_open_mpi_without_room_in_dev_shm(tmp_path):
     pytest.importorskip("mpi4py", exc_type=ImportError)
-    mount = [*(AS_ROOT or ["unshare"]), "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"']
+    mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"']
     if jobs.run(*mount, "sh", "true", cwd=tmp_path).code:
         pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
     result = jobs.run(*mount, "sh", *MPIRUN, "--oversubscribe", "-n", 2, "python", "-c", SHARED, cwd=tmp_path)

@@ -1,7 +1,13 @@
-"""MindSpore's naps while ranks look for each other: cut short at the start, in every process of a job."""
+"""MindSpore's naps while ranks look for each other: cut short at the start, in every process of a job.
 
+And the libraries that do such things: made anew where they are broken, done without where they cannot be loaded.
+"""
+
+import os
 import re
 import runpy
+import shutil
+from pathlib import Path
 
 import jobs
 import pytest
@@ -28,6 +34,10 @@ assert 0.005 <= nap(0, 5_000_000), "a short one is not made shorter"
 time.sleep(1)
 assert 0.1 <= nap(100, 0) < 50
 assert library.nap(ctypes.byref(Timespec(0, -1)), None) == -1, "as nanosleep(), which refuses it"
+begin = time.monotonic()
+for _ in range(6):
+    assert library.long_nap(100) == 0
+assert 1.2 <= time.monotonic() - begin < 50, "each is twice as long as the one before"
 """
 
 
@@ -51,3 +61,27 @@ def test_ranks_ask_often(launcher, tmp_path):
         waits += [float(cost) / 1000 for cost in re.findall(r"\]BuildCluster costs ([\d.]+) msec", text)]
     assert waits
     assert min(waits) < 0.4  # MindSpore's shortest is 0.5
+
+
+# ------------------------------------------------------------------------------------- libraries that cannot be loaded
+BUILT = "import runpy, sys; print(runpy.run_path(sys.argv[1])['build']('naps.c'))"
+
+
+def test_a_library_that_was_cut_off_is_made_anew(tmp_path):
+    for name in ("native.py", "naps.c", "linker_table.h"):
+        shutil.copy(jobs.REPO / "tools" / name, tmp_path)
+    sizes = []
+    for _ in range(2):
+        library = Path(jobs.succeeded(jobs.run(jobs.PYTHON, "-c", BUILT, "native.py", cwd=tmp_path)).output.strip())
+        sizes.append(library.stat().st_size)
+        os.truncate(library, 1000)
+    assert sizes[0] == sizes[1] > 1000
+
+
+def test_ranks_do_without_libraries_where_no_program_may_be_run(tmp_path):
+    mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o noexec tmpfs . && cd . && exec "$@"']
+    if jobs.run(*mount, "sh", "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    jobs.succeeded(jobs.run(*mount, "sh", "bash", "-c", f"cp -r {jobs.REPO}/allgather_check {jobs.REPO}/tools . && "
+                            "rm -rf tools/__pycache__ && "
+                            "bash allgather_check/run.sh 2 && ! ls tools/__pycache__/*.so", cwd=tmp_path))

@@ -1,8 +1,9 @@
 /* Shortens the naps with which MindSpore waits for other ranks; in_rank.py builds and loads it.
  *
  * A rank asks every half second, and every second, whether all are there, and every 3 s for another's address, so 2
- * ranks that start together need 1 to 5 s. shorten_naps() has them ask every 20 ms at first, and ever more rarely: no
- * nap is longer than a tenth of the time since then, so nobody waits much longer than needed, or asks often for long. */
+ * ranks that start together need 1 to 5 s. shorten_naps() has them ask every 20 ms at first, and ever more rarely: most
+ * naps are no longer than a tenth of the time since then, so nobody waits much longer than needed, or asks often for
+ * long. */
 #define _GNU_SOURCE
 #include "linker_table.h"
 
@@ -20,24 +21,30 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* As nanosleep() and sleep(). They must not call these: where a folder above is called mindspore, this library's own
- * calls are replaced, too. */
-int nap(const struct timespec *asked, struct timespec *left)
+/* Sleep as long as asked, or as allowed if that is shorter. It must call neither nanosleep() nor sleep(): where a folder
+ * above is called mindspore, this library's own calls are replaced, too. */
+static int shorter_of(struct timespec time, double most, struct timespec *left)
 {
-    double most = fmax(0.02, (now() - start) / 10);
-    struct timespec shorter = *asked;
-    if ((double)asked->tv_sec + 1e-9 * (double)asked->tv_nsec > most) {
-        shorter.tv_sec = (time_t)most;
-        shorter.tv_nsec = (long)(1e9 * (most - floor(most)));
+    if ((double)time.tv_sec + 1e-9 * (double)time.tv_nsec > most) {
+        time.tv_sec = (time_t)most;
+        time.tv_nsec = (long)(1e9 * (most - floor(most)));
     }
-    errno = clock_nanosleep(CLOCK_MONOTONIC, 0, &shorter, left);
+    errno = clock_nanosleep(CLOCK_MONOTONIC, 0, &time, left);
     return errno ? -1 : 0;
 }
 
-static unsigned long_nap(unsigned seconds)
+/* As nanosleep(), with which MindSpore asks thousands of times. */
+int nap(const struct timespec *asked, struct timespec *left)
 {
+    return shorter_of(*asked, fmax(0.02, (now() - start) / 10), left);
+}
+
+/* As sleep(), after which it gives up the 20th time, in some versions: so only some are shorter. */
+unsigned long_nap(unsigned seconds)
+{
+    static int naps;
     struct timespec asked = {.tv_sec = (time_t)seconds};
-    nap(&asked, NULL);
+    shorter_of(asked, ldexp(0.02, naps < 12 ? naps++ : 12), NULL);
     return 0;
 }
 
