@@ -33,7 +33,7 @@ import speed_page
 
 REPO = Path(__file__).resolve().parent.parent
 HERE = REPO / "benchmarks"
-MINDSPORES_OWN = {"ALL_REDUCE": "MCCL", "CONVOLUTIONS": "plain"}  # less what the lessons put in its place
+MINDSPORES_OWN = {"ALL_REDUCE": "MCCL", "CONVOLUTIONS": "plain", "NAPS": "long"}  # less what the lessons put there
 DEFAULTS = {**MINDSPORES_OWN, "ONEDNN_MAX_CPU_ISA": "DEFAULT", "BIND_RANKS": "no"}  # and less what they set
 MNIST, RESNET = REPO / "mnist_ddp", REPO / "resnet50_gpu"
 LOSS = re.compile(r"epoch: (\d+),? step: (\d+), loss is")
@@ -146,13 +146,12 @@ def resnet_rows(args):
 def first_loss_rows(args):
     """Part c: commands as a user types them."""
     script, options = MNIST / "train_ddp.py", ["--data-path", args.mnist, "--epochs", 1, "--steps", 1]
-    port = str(random.SystemRandom().randrange(20000, 30000))
     return {
         ("mpirun", 2, 32): (mpirun(2, script, *options), shared_cores(2)),
         ("run.sh", 2, 32): (["bash", MNIST / "run.sh", args.mnist, 2, "--", *options[2:]], {}),
         ("run_msrun.sh", 2, 32): (["bash", MNIST / "run_msrun.sh", args.mnist, 2, "--", *options[2:]], {}),
-        ("plain msrun", 2, 32): (["msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}",
-                                  "--join=True", "--log_dir=log", script, *options], {}),
+        ("plain msrun", 2, 32): (["msrun", "--worker_num=2", "--local_worker_num=2", "--master_port=PORT",
+                                  "--join=True", "--log_dir=log", script, *options], MINDSPORES_OWN),
         ("torchrun", 2, 32): (torchrun(2, "mnist", "--data", args.mnist, "--steps", 1), shared_cores(2)),
     }
 
@@ -187,7 +186,7 @@ def lines_of(command, environment, folder, log=None):
             raise SystemExit(f"{''.join(last)}failed, exit code {process.returncode}: {' '.join(map(str, command))}")
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM)  # of msrun's ranks, some need seconds to end
         process.wait()
 
 
@@ -240,6 +239,8 @@ def measure_first_loss(args):
     def first(row, command, environment):
         folder = args.output / "work" / f"{row[0]} {time.monotonic_ns()}"
         log = folder / "log" / "worker_0.log" if row[0] == "plain msrun" else None
+        port = str(random.SystemRandom().randrange(20000, 30000))  # another one each time: see the end of lines_of()
+        command = [str(part).replace("PORT", port) for part in command]
         with contextlib.closing(lines_of(command, environment, folder, log)) as lines:
             return {"first": next(when for when, line in lines if LOSS.search(line))}
     return rounds(first_loss_rows(args), args.repeats, "first loss", first)

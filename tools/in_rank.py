@@ -42,7 +42,8 @@ def prepare():
     check_variables()
     take_own_cores()
     beside("convolutions.py")["take_over"]()
-    if {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1":
+    launched = {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1"
+    if launched and os.getenv("NAPS") != "long":
         find_others_soon()
 
 
