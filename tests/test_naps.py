@@ -86,3 +86,13 @@ def test_ranks_do_without_libraries_where_no_program_may_be_run(tmp_path):
     jobs.succeeded(jobs.run(*mount, "sh", "bash", "-c", f"cp -r {jobs.REPO}/allgather_check {jobs.REPO}/tools . && "
                             "rm -rf tools/__pycache__ && "
                             "bash allgather_check/run.sh 2 && ! ls tools/__pycache__/*.so", cwd=tmp_path))
+
+
+def test_a_folder_called_mindspore(tmp_path):
+    """The path of all libraries then has that word in it; only MindSpore's own may be changed."""
+    folder = tmp_path / "mindspore" / "lib"
+    for name in ("allgather_check", "tools"):
+        shutil.copytree(jobs.REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    result = jobs.succeeded(jobs.run("bash", folder / "allgather_check" / "run.sh", 2, cwd=tmp_path))
+    assert len(list(folder.glob("tools/__pycache__/*.so"))) >= 2
+    assert result.output.count("AllReduce ok") == 2

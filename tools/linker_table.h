@@ -35,8 +35,9 @@ static void look_at_entries(ElfW(Addr) base, const ElfW(Rela) *entry, size_t byt
 
 static int look_at_library(struct dl_phdr_info *library, size_t unused, void *choose)
 {
+    const char *file = strrchr(library->dlpi_name, '/'); /* not the path: any folder may be called mindspore */
     (void)unused;
-    for (int i = 0; strstr(library->dlpi_name, "mindspore") && i < library->dlpi_phnum; i++) {
+    for (int i = 0; file && strncmp(file, "/libmindspore_", 14) == 0 && i < library->dlpi_phnum; i++) {
         if (library->dlpi_phdr[i].p_type != PT_DYNAMIC)
             continue;
         const ElfW(Sym) *symbols = NULL;

