@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
 # The tutorial's command; the lesson's own launcher does the work.
-exec bash "$(dirname "${BASH_SOURCE[0]}")/resnet50_gpu/run_gpu.sh" "$@"
+exec bash "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/resnet50_gpu/run_gpu.sh" "$@"

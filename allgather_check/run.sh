@@ -5,7 +5,7 @@
 # wrong result. Example: bash run.sh 2
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh [N]"

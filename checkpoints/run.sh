@@ -8,7 +8,7 @@
 # Example: bash run.sh data_parallel 2 --restarts 3 -- --ckpt-dir ckpt
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: there is no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh MODE N [--restarts R] [--dry-run] [-- options of train.py]"

@@ -6,7 +6,7 @@
 # the rank that failed. Example: bash run.sh /path/MNIST_Data 4 -- --epochs 2 --lr 0.1
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh [DATA_PATH [N]] [-- options of train_ddp.py]"

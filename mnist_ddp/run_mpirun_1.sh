@@ -11,7 +11,7 @@
 # Example: bash run_mpirun_1.sh -H 10.0.0.1:8,10.0.0.2:8 /path/MNIST_Data
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run_mpirun_1.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_mpirun_1.sh -H HOST1:SLOTS,HOST2:SLOTS [DATA_PATH [N]] [--interface NAME] \

@@ -5,7 +5,7 @@
 # Example: bash run_mpirun_2.sh hostfile /path/MNIST_Data
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run_mpirun_2.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_mpirun_2.sh HOSTFILE [DATA_PATH [N]] [--interface NAME] \

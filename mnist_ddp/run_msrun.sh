@@ -11,7 +11,7 @@
 # Example: bash run_msrun.sh /path/MNIST_Data 4 -- --epochs 2 --lr 0.1
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run_msrun.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_msrun.sh [DATA_PATH [N]] [--nodes K --node-rank R --master-addr ADDRESS \

@@ -6,7 +6,7 @@
 # Example: bash run.sh 4 --show first
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 SCRIPT="$HERE/train_distributed.py"

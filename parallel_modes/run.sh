@@ -7,7 +7,7 @@
 # Example: bash run.sh semi_auto_parallel 4 -- --slices 2
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run.sh: there is no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh MODE N [--dry-run] [-- options of parallel_modes.py]"

@@ -7,7 +7,7 @@
 # env0.log there. Variables: DEVICE_TARGET (Ascend, GPU, CPU), RANK_TABLE_FILE, STALL_MINUTES (30).
 # Exit code: 0, 2 for bad input, else the failed rank's. Example: bash run.sh /path/dataset 8
 set -euo pipefail
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 [[ "${BASH_SOURCE[0]}" != "$0" ]] || SCRIPT=resnet50_distributed_training.py # run_*.sh have others
 usage="bash ${0##*/} DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [-- options of $SCRIPT]"
 PYTHON="$(command -v python || command -v python3)" ||

@@ -10,7 +10,7 @@
 # port there (28117). Exit code: 0, 2 for bad input, else that of the rank that failed first.
 # Example, on the second machine: bash run_cluster.sh /path/dataset /path/rank_table.json 16 8
 set -euo pipefail
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 usage="bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START [-- options]"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run_cluster.sh: no python on the PATH; activate the environment" >&2; exit 2; }

@@ -7,4 +7,4 @@ set -euo pipefail
 # shellcheck disable=SC2034  # run.sh uses it
 SCRIPT=resnet50_distributed_training_dataset_slice.py
 # shellcheck source-path=SCRIPTDIR source=run.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/run.sh"
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/run.sh"

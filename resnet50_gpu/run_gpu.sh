@@ -10,7 +10,7 @@
 # Example: bash run_gpu.sh /path/dataset 2 -- --sync-bn
 set -euo pipefail
 
-HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
+HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 PYTHON="$(command -v python || command -v python3)" ||
     { echo "run_gpu.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_gpu.sh [DATA_PATH [N]] [--launcher mpirun|msrun] [--background] \

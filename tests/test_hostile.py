@@ -79,12 +79,16 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_cdpath_changes_nothing(tmp_path):
+def test_cdpath_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp_path):
     assert len(LAUNCHERS) >= 12
-    for launcher in LAUNCHERS:
-        result = jobs.run("bash", launcher.relative_to(jobs.REPO), "-h", cwd=jobs.REPO, env={"CDPATH": ".:/tmp:/"})
-        assert result.code == 0, result.output
-        assert result.output.startswith(f"usage: bash {launcher.name} ")
+    for launcher in [*LAUNCHERS, *jobs.REPO.glob("run*.sh")]:
+        (tmp_path / launcher.name).unlink(missing_ok=True)
+        (tmp_path / launcher.name).symlink_to(launcher)
+        for command, cwd in ((launcher.relative_to(jobs.REPO), jobs.REPO), (launcher.name, tmp_path)):
+            result = jobs.run("bash", command, "-h", cwd=cwd, env={
+                "CDPATH": ".:/tmp:/", "BASH_FUNC_cd%%": "() { echo where; builtin cd /; }"})
+            assert result.code == 0, result.output
+            assert result.output.startswith(f"usage: bash {launcher.name} ")
 
 
 @pytest.mark.parametrize(("closed", "env"), [
