@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
-jobs ?= $(shell echo $$((5 * $$(nproc) / 2)))
+jobs ?= $(shell echo $$((2 * $$(nproc))))
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 
 help:

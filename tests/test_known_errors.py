@@ -79,7 +79,7 @@ for name, mode, parallel_mode, net in (
         traceback.print_exc()
 '''
 TWO_JOBS_ON_ONE_PORT = '''
-import os, traceback
+import os, time, traceback
 from mindspore.communication import init
 for role in ("MS_SCHED", "MS_WORKER"):
     if os.fork() == 0:
@@ -87,6 +87,7 @@ for role in ("MS_SCHED", "MS_WORKER"):
         break
 try:
     init()  # two processes are worker 0
+    time.sleep(6)  # until the slower one is there
 except RuntimeError:
     traceback.print_exc()
 '''

@@ -237,7 +237,7 @@ def test_a_batch_larger_than_the_data_set_is_refused(mnist, tmp_path):
 def test_missing_launchers_say_how_to_get_them(mnist, tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in ("bash", "dirname"):
+    for tool in ("bash", "dirname", "readlink"):
         (tools / tool).symlink_to(shutil.which(tool))
     (tools / "python").write_text(f'#!/bin/sh\nexec "{jobs.PYTHON}" "$@"\n')
     (tools / "python").chmod(0o755)
