@@ -150,8 +150,8 @@ def first_loss_rows(args):
         ("mpirun", 2, 32): (mpirun(2, script, *options), shared_cores(2)),
         ("run.sh", 2, 32): (["bash", MNIST / "run.sh", args.mnist, 2, "--", *options[2:]], {}),
         ("run_msrun.sh", 2, 32): (["bash", MNIST / "run_msrun.sh", args.mnist, 2, "--", *options[2:]], {}),
-        ("plain msrun", 2, 32): (["msrun", "--worker_num=2", "--local_worker_num=2", "--master_port=PORT",
-                                  "--join=True", "--log_dir=log", script, *options], MINDSPORES_OWN),
+        ("plain msrun", 2, 32): (["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True",
+                                  "--log_dir=log", script, *options], MINDSPORES_OWN),
         ("torchrun", 2, 32): (torchrun(2, "mnist", "--data", args.mnist, "--steps", 1), shared_cores(2)),
     }
 
@@ -238,9 +238,11 @@ def measure_first_loss(args):
     """Seconds from the command to the first printed loss."""
     def first(row, command, environment):
         folder = args.output / "work" / f"{row[0]} {time.monotonic_ns()}"
-        log = folder / "log" / "worker_0.log" if row[0] == "plain msrun" else None
-        port = str(random.SystemRandom().randrange(20000, 30000))  # another one each time: see the end of lines_of()
-        command = [str(part).replace("PORT", port) for part in command]
+        log = None
+        if row[0] == "plain msrun":  # another port each time: see the end of lines_of()
+            log = folder / "log" / "worker_0.log"
+            port = random.SystemRandom().randrange(20000, 30000)
+            command = [command[0], f"--master_port={port}", *command[1:]]
         with contextlib.closing(lines_of(command, environment, folder, log)) as lines:
             return {"first": next(when for when, line in lines if LOSS.search(line))}
     return rounds(first_loss_rows(args), args.repeats, "first loss", first)
