@@ -83,9 +83,9 @@ def test_ranks_do_without_libraries_where_no_program_may_be_run(tmp_path):
     mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o noexec tmpfs . && cd . && exec "$@"']
     if jobs.run(*mount, "sh", "true", cwd=tmp_path).code:
         pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
-    jobs.succeeded(jobs.run(*mount, "sh", "bash", "-c", f"cp -r {jobs.REPO}/allgather_check {jobs.REPO}/tools . && "
-                            "rm -rf tools/__pycache__ && "
-                            "bash allgather_check/run.sh 2 && ! ls tools/__pycache__/*.so", cwd=tmp_path))
+    copy_and_run = ('cp -r "$1/allgather_check" "$1/tools" . && rm -rf tools/__pycache__ && '
+                    "bash allgather_check/run.sh 2 && ! ls tools/__pycache__/*.so")
+    jobs.succeeded(jobs.run(*mount, "sh", "bash", "-c", copy_and_run, "bash", jobs.REPO, cwd=tmp_path))
 
 
 def test_a_folder_called_mindspore(tmp_path):
