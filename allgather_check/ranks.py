@@ -71,9 +71,8 @@ def join():
         _start_scheduler()
         if one_host:
             note.write_text(env["MS_SCHED_PORT"])
-    if _more:
-        _more["end_at_errors"]()
-        _end_mpi = _more["use_mpi"]() if by_mpirun else abs
+    if by_mpirun and _more:
+        _end_mpi = _more["use_mpi"]()
     _joined = True
     return True
 

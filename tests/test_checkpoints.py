@@ -176,7 +176,7 @@ def test_kills_lose_nothing(tmp_path):
     with start(broken, 5000, restarts=KILLS) as job:
         for count in range(1, KILLS + 1):
             kill_a_rank(job, chance, count)
-        wait_for_steps(job, KILLS + 1, chance.randint(1, 60))
+        wait_for_steps(job, KILLS + 1, chance.randint(10, 60))  # both have ended one, and said so
         os.kill(job.process.pid, signal.SIGTERM)
         result = job.finish(60 * (KILLS + 4))
     assert result.code == 143, result.output[-9000:]

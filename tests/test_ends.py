@@ -98,6 +98,32 @@ os.read(words, 1)
 """
 
 
+LATE = """import os
+words = int(os.environ['RANKS_WORDS'])
+if os.environ['RANKS_RANK'] == '0':
+    assert os.read(words, 9) == b'when'
+    os.write(words, b'steps')
+    os.write(words, b'7')
+else:
+    os.write(words, b'steps')
+    print('ready', flush=True)
+os.write(words, b'saved epoch 1, step ' + os.read(words, 9))
+os.read(words, 1)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "table"])
+def test_rank_0_may_say_late_that_it_has_ended_a_step(launcher, tmp_path):
+    with start(tmp_path, LATE, 2, "--with", launcher) as job:
+        job.wait_for("ready")
+        time.sleep(0.3)  # ready is printed just after it was said
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish()
+    assert result.code == 143
+    assert "all ranks have saved epoch 1, step 7; --resume goes on there" in result.output
+    assert not result.left_over
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "table"])
 def test_all_learn_the_last_step_before_rank_0_goes_on(launcher, tmp_path):
     """Where the agent of rank 2 sleeps, rank 1 learns it, and rank 0 has to wait."""
@@ -128,6 +154,31 @@ def test_ctrl_c_upon_ctrl_c(tmp_path):
         result = job.finish()
     assert result.code == 130
     assert "Traceback" not in result.output
+    assert not result.left_over
+
+
+# ---------------------------------------------------------------------------------------------------- a rank's words
+SAYS_WHY = """
+import atexit, os, sys
+sys.path.insert(0, sys.argv[1])
+import mindspore as ms
+ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+import ranks
+from mindspore.communication import init
+ranks.join()
+init()
+atexit.register(os.abort)
+sys.exit("why")
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_what_clean_up_does_after_sys_exit_is_not_the_end_of_a_rank(launcher, tmp_path):
+    """MindSpore's crashes now and then; here one that always does comes before it."""
+    with start(tmp_path, SAYS_WHY, 2, "--with", launcher, "--", RANKS.parent) as job:
+        result = job.finish()
+    assert result.code == 1, result.output
+    assert re.search(r"^\[rank \d\] why$", result.output, re.MULTILINE)
     assert not result.left_over
 
 

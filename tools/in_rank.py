@@ -1,10 +1,11 @@
 """What a rank's process gets where tools/ lies beside its lesson: ranks.py runs this file when it is imported.
 
 Importing it, bad options become one sentence of the whole job, and losses have 5 digits (loss_lines.py).
-ranks.join() calls prepare(), end_at_errors() and use_mpi(), on CPU.
+ranks.join() calls prepare() and use_mpi(), on CPU.
 """
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -45,6 +46,8 @@ def prepare():
     launched = {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1"
     if launched and os.getenv("NAPS") != "long":
         find_others_soon()
+    if launched and os.getenv("MS_ROLE") != "MS_SCHED":
+        end_at_errors()
 
 
 def check_variables():
@@ -115,19 +118,28 @@ def find_others_soon():
 
 
 def end_at_errors():
-    """End this process right after an error is shown: MindSpore's clean-up would take seconds, and the launcher waits.
+    """End this process right after it has said what is wrong, by an error or sys.exit(): MindSpore's clean-up would
+    take seconds, for which the launcher waits, and crashes now and then.
 
     To be called before init(), which puts its own hook in front of the one that it finds.
     """
-    show = sys.excepthook
+    show, leave = sys.excepthook, sys.exit
+
+    def end(code):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def show_and_end(*error):
         show(*error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        end(1)
 
-    sys.excepthook = show_and_end
+    def exit_and_end(status=None):
+        if status:
+            atexit.register(end, status if isinstance(status, int) else 1)  # the last is the first to be called
+        leave(status)
+
+    sys.excepthook, sys.exit = show_and_end, exit_and_end
 
 
 def use_mpi():

@@ -25,21 +25,22 @@ class Saving:
 
     @staticmethod
     def possible(job):
-        """Have all ranks ended a step, and do they save?"""
-        return 0 in job.ranks and all(rank.get("word") == "steps" and rank["code"] is None
-                                      for rank in job.ranks.values())
+        """Has a rank ended a step, and do they save? Then all will soon say so: what they say may be on its way."""
+        ranks = job.ranks.values()
+        return (0 in job.ranks and any(rank.get("word") == "steps" for rank in ranks)
+                and all(rank["code"] is None for rank in ranks))
 
     def go_on(self):
         """Pass on what the ranks have said. Returns what came of it, at the end, else ""."""
         first, *others = [rank for _, rank in sorted(self.job.ranks.items())]
-        if self.last is None and first["word"].isdigit():
+        if self.last is None and first.get("word", "").isdigit():
             self.last = first["word"]
             for rank in others:
                 self.job.ask(rank, word=self.last)
         if self.last and first["told"] == "when" and all(rank.get("told") == self.last for rank in others):
             self.job.ask(first, word=self.last)
             first["told"] = self.last
-        saved = [number for number, rank in self.job.ranks.items() if rank["word"].startswith("saved")]
+        saved = [number for number, rank in self.job.ranks.items() if rank.get("word", "").startswith("saved")]
         missing = sorted(set(self.job.ranks) - set(saved))
         if not missing:
             return f"all ranks have {first['word']}; --resume goes on there"
