@@ -101,7 +101,8 @@ PLANTED = {
 IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))
 IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "module-not-found", "local-worker-number"}
-BY_A_TEST = {"mpirun-slots", "disk-full", "shared-memory", "port-in-use", "port-shared", "ranks-missing"}
+BY_A_TEST = {"mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
+             "ranks-missing"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -248,6 +249,18 @@ def test_the_launcher_says_that_slots_are_missing(mnist, tmp_path):
     assert result.code == 1
     check_shown_first("mpirun-slots", result.output)
     check_hint("mpirun-slots", result.output)
+
+
+def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(tmp_path):
+    for _ in range(3):
+        result = jobs.run("bash", jobs.REPO / "allgather_check" / "run.sh", 2, cwd=tmp_path,
+                          env={"OMPI_MCA_btl": "tcp"})
+        assert result.code == 1, result.output
+        if "Data unpack would read past end of buffer" not in result.output:  # Open MPI's own message was lost
+            break
+    assert re.search(r"rank \d failed, exit code 1. The end of log_output/mpirun.log:\n", result.output)
+    check_shown_first("mpi-unreachable", result.output)
+    check_hint("mpi-unreachable", result.output)
 
 
 def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):

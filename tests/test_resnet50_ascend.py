@@ -353,7 +353,8 @@ def test_wrong_arguments(tmp_path):
         assert f"run.sh: error: unrecognized arguments: {wrong}" in output
         assert "bash run.sh --help explains all" in output
     assert "DEVICE_TARGET is 'NPU'" in refused(RUN, "data", 2, cwd=tmp_path, env={"DEVICE_TARGET": "NPU"})
-    assert "STALL_MINUTES is 'soon'" in refused(RUN, "data", 2, cwd=tmp_path, env={"STALL_MINUTES": "soon"})
+    for name in ("STALL_MINUTES", "MS_CPU_COMM_OP_TIMEOUT"):
+        assert f"{name} is 'soon'" in refused(RUN, "data", 2, cwd=tmp_path, env={name: "soon"})
 
 
 def test_bad_data_options_and_memory(cifar10, tmp_path):

@@ -37,6 +37,8 @@ from saving import Saving
 from servers import Servers
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
+SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
+           "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
 MOVING = progress.Progress()
@@ -102,6 +104,8 @@ def check(args):
              f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
             (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
              f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
+            *((not (env.get(name) or "1").isdecimal(), f"{name} is '{env.get(name)}'; write a number of seconds")
+              for name in SECONDS),
             (not re.fullmatch("[0-4]?", env.get("GLOG_v", "")),
              f"GLOG_v is '{env.get('GLOG_v')}'; write 0 (MindSpore prints all) to 3 (errors)")):
         if wrong:
@@ -437,8 +441,10 @@ def report(args, job, code, failed):
     args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
-    log, who = (job.log_of(failed), f"rank {failed}{args.place(failed)}") if rank else (job.log, "the job")
-    lines = rank["lines"] if rank else Path(log).read_text(errors="replace").splitlines()[-30:]
+    who, log, lines = "the job", job.log, Path(job.log).read_text(errors="replace").splitlines()[-30:]
+    if rank:  # one that has said nothing may have been ended by mpirun, which says why
+        who = f"rank {failed}{args.place(failed)}"
+        log, lines = (job.log_of(failed), rank["lines"]) if rank["lines"] or not lines else (log, lines)
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
         sys.stderr)
     hint = known_errors.hint(log, code, lines)
