@@ -28,7 +28,7 @@ parser.add_argument("--lr", type=float, default=0.01, help="learning rate of SGD
 parser.add_argument("--ckpt-dir", type=Path, help="save the trained weights in this folder")
 parser.add_argument("--check", action="store_true", help="only check the options and the data")
 args = parser.parse_args()
-if min(args.epochs, args.steps, args.batch_size) < 1 or args.lr <= 0:
+if min(args.epochs, args.steps, args.batch_size) < 1 or not 0 < args.lr < 1e9:
     parser.error("--epochs, --steps, --batch-size and --lr must be greater than 0")
 if args.check:
     sys.exit()

@@ -41,7 +41,7 @@ parser.add_argument("--lr", type=float, default=0.02, help="learning rate of Mom
 parser.add_argument("--ckpt-dir", type=Path, help="save what each rank holds after the last step")
 parser.add_argument("--check", action="store_true", help="only check the options")
 args = parser.parse_args()
-if args.steps < 0 or args.lr <= 0:
+if args.steps < 0 or not 0 < args.lr < 1e9:
     parser.error("--steps must not be negative, --lr must be greater than 0")
 if args.slices is not None and args.mode != "semi_auto_parallel":
     parser.error(f"--slices is for semi_auto_parallel; {args.mode} does not take it")

@@ -198,6 +198,8 @@ def damaged(mnist, folder, name, content):
     (["{mnist}", "2", "--", "--speed", "9"], "unrecognized arguments: --speed 9"),
     (["{mnist}", "2", "--", "--epochs", "0"], "must be greater than 0"),
     (["{mnist}", "2", "--", "--steps", "0"], "must be greater than 0"),
+    (["{mnist}", "2", "--", "--lr", "nan"], "must be greater than 0"),
+    (["{mnist}", "2", "--", "--ckpt-dir", "/dev/null/ck"], "cannot be made: /dev/null is no folder; name another one"),
     (["{tmp}", "2"], "has no file train-images-idx3-ubyte"),
     (["{mnist}", "2", "--restarts", "1", "--", "--ckpt-dir", "{tmp}/ck"], "this script, which does not know --resume"),
 ])
