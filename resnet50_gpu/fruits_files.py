@@ -87,7 +87,7 @@ def _is_picture(file):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python fruits_files.py FOLDER")
+    if len(sys.argv) != 2 or not Path(sys.argv[1], PARTS[0]).is_dir():
+        sys.exit(f"usage: python fruits_files.py FOLDER, which holds {PARTS[0]}/ and {PARTS[1]}/")
     for each in no_pictures(sys.argv[1]):
         print(each)

@@ -122,6 +122,11 @@ def test_bad_options_are_one_line_before_the_start(given, sentence, script):
     assert [file.name for file in script.parent.iterdir()] == ["rank.py"]
 
 
+def test_the_script_must_be_named(tmp_path):
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "mnist_ddp" / "ranks.py", "-n", 2, cwd=tmp_path)
+    assert (result.code, result.output) == (2, "ranks.py: name the script of the ranks: python ranks.py -n 2 train.py\n")
+
+
 def test_an_error_of_the_scripts_check_comes_without_its_usage(script):
     script.write_text("import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--check')\n"
                       "parser.add_argument('--epochs', type=int)\nparser.parse_args()\n")

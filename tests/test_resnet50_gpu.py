@@ -162,6 +162,8 @@ def test_the_single_card_script(fruits, tmp_path):
     assert not (tmp_path / "ckpt").exists()
     listed = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "fruits_files.py", folder, cwd=tmp_path)).output
     assert listed == f"{bad}\n"
+    elsewhere = jobs.run(jobs.PYTHON, LESSON / "fruits_files.py", tmp_path, cwd=tmp_path)
+    assert (elsewhere.code, "which holds Training/ and Test/" in elsewhere.output) == (1, True)
     bad.unlink()
     for again in range(2):  # a command may be repeated: files of an earlier run are set aside
         result = jobs.succeeded(jobs.run(*command, cwd=tmp_path, env=CPU, timeout=200))

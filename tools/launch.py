@@ -97,6 +97,7 @@ def check(args):
             (not importlib.util.find_spec("mindspore"),
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
+            (not args.script, f"name the script of the ranks: python {args.name} -n {args.n} train.py"),
             (not Path(args.script or "").is_file(), f"there is no script {args.script}"),
             (args.launcher != "table" and not shutil.which(args.launcher),
              f"{args.launcher} was not found on the PATH; {mpirun if args.launcher == 'mpirun' else msrun}"),
