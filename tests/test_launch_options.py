@@ -123,8 +123,9 @@ def test_bad_options_are_one_line_before_the_start(given, sentence, script):
 
 
 def test_the_script_must_be_named(tmp_path):
-    result = jobs.run(jobs.PYTHON, jobs.REPO / "mnist_ddp" / "ranks.py", "-n", 2, cwd=tmp_path)
-    assert (result.code, result.output) == (2, "ranks.py: name the script of the ranks: python ranks.py -n 2 train.py\n")
+    result = jobs.run(jobs.PYTHON, ENTRY, "-n", 2, cwd=tmp_path)
+    assert result.code == 2
+    assert result.output == "ranks.py: name the script of the ranks: python ranks.py -n 2 train.py\n"
 
 
 def test_an_error_of_the_scripts_check_comes_without_its_usage(script):
