@@ -182,6 +182,41 @@ def test_what_clean_up_does_after_sys_exit_is_not_the_end_of_a_rank(launcher, tm
     assert not result.left_over
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_no_line_is_lost_where_ranks_write_faster_than_can_be_shown(launcher, tmp_path):
+    with start(tmp_path, "for number in range(200000):\n    print('line', number)\nprint('loss is 1.5')", 2, "--with",
+               launcher) as job:
+        result = jobs.succeeded(job.finish())
+    assert result.output.count("] line ") == 400000
+    assert result.output.count(": loss 1.5 -> 1.5 (") == 2
+
+
+@pytest.mark.parametrize("logs", ["there", "gone"])
+def test_a_rank_that_fails_without_a_word(logs, tmp_path):
+    """Not what mpirun says when it is ended is shown, and no log that is gone is missed."""
+    remove = "import shutil\nshutil.rmtree('log_output', ignore_errors=True)\n" * (logs == "gone")
+    with start(tmp_path, remove + "import os\nos._exit(77)", 2, "--with", "mpirun") as job:
+        result = job.finish()
+    assert result.code == 77
+    assert re.fullmatch(r"ranks.py: rank (\d) failed, exit code 77. The end of log_output/1/rank.\1/stdout:\n",
+                        result.output)
+    assert not result.left_over
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_the_launcher_ends_after_its_ranks(launcher, tmp_path):
+    """Also where a rank takes no notice of TERM, and its agent has to wait before it takes KILL."""
+    script = ("import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\n"
+              "time.sleep({'0': 600, '1': 1}.get(os.getenv('RANKS_RANK'), 0))\nos._exit(5)")
+    with start(tmp_path, script, 2, "--with", launcher) as job:
+        job.process.wait(60)
+        time.sleep(0.2)  # Linux has to clear them away
+        assert not jobs.marked(job.mark)
+        result = job.finish()
+    assert result.code == 5
+    assert result.output.count("] ready") == 2
+
+
 # -------------------------------------------------------------------------------------------------------- restarts
 FAILS_FIRST = """
 import os, sys, time

@@ -145,6 +145,19 @@ def receive(link):
         return b""
 
 
+def connected(link):
+    """Is the other end still there? What it has sent is lost."""
+    try:
+        link.setblocking(False)
+        while link.recv(1 << 20):
+            pass
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def open_log(name, rank):
     """Open a rank's log, such as train.log3, and write its environment beside it."""
     write_environment(name.replace("train", "env").replace(f".log{rank}", f"{rank}.log"))

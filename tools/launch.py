@@ -269,7 +269,8 @@ class Job:
         for link in self.servers.links.values() if self.servers else ():
             files.register(link, selectors.EVENT_READ, self.servers)
         while True:
-            for key, _ in files.select(0.2):
+            events = files.select(0.2)
+            for key, _ in events:
                 if end := self.take(files, key):
                     return end
             self.look_at_the_clock()
@@ -281,7 +282,8 @@ class Job:
                 return options.STALLED, None
             codes = [process.poll() for process in self.started]
             if None not in codes or any(codes):  # the last words of the ranks may still be on their way
-                over = over or time.monotonic() + (1 if any(codes) else 0.2)
+                if over is None or (events and not any(codes)):
+                    over = time.monotonic() + (1 if any(codes) else 0.2)
                 if time.monotonic() > over:
                     self.starter, self.stopped = next(filter(None, codes), 0), False
                     return next((code if code > 0 else 128 - code for code in codes if code), 0), None
@@ -358,7 +360,7 @@ class Job:
         rank["count"] += 1
         line = re.sub(r"(?<=loss is )\d+\.\d{6,}", lambda loss: f"{float(loss[0]):.5g}", line)  # the log has all digits
         MOVING.read(rank["rank"], line)
-        if found := re.search(r"loss is (\S+)", line):
+        if found := re.search(r"loss is ([-+]?(?:\d|nan|inf)\S*)", line):
             rank["losses"] = [*rank["losses"][:1], found.group(1)]
         rank["accuracy"] = line if line.startswith("accuracy:") else rank["accuracy"]
         if self.args.show == "all" or rank["rank"] in self.args.show:
@@ -396,10 +398,13 @@ class Job:
             rank["link"].sendall(json.dumps(what).encode() + b"\n")
 
     def end(self):
-        """End all processes: agents end their ranks when the connection ends; launchers by signals. At most 6 s."""
+        """End all processes: agents end their ranks when the launcher's side of the connection ends, and then
+        themselves; launchers by signals. At most 6 s.
+        """
         MOVING.stop()
         for rank in self.ranks.values():
-            rank["link"].close()
+            with contextlib.suppress(OSError):  # it has ended
+                rank["link"].shutdown(socket.SHUT_WR)
         self.server.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
@@ -409,7 +414,11 @@ class Job:
             while left and time.monotonic() < deadline:
                 left = [process for process in self.started if process.poll() is None
                         or linux.session_of(process.pid)]
+                left += [rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()
+                         and agent.connected(rank["link"])]
                 time.sleep(0.02)
+        for rank in self.ranks.values():
+            rank["link"].close()
 
 
 def death_of_starter(args, job):
@@ -442,10 +451,11 @@ def report(args, job, code, failed):
     args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
-    who, log, lines = "the job", job.log, Path(job.log).read_text(errors="replace").splitlines()[-30:]
-    if rank:  # one that has said nothing may have been ended by mpirun, which says why
+    who, log, lines = "the job", job.log, end_of(job.log)
+    if rank:
         who = f"rank {failed}{args.place(failed)}"
-        log, lines = (job.log_of(failed), rank["lines"]) if rank["lines"] or not lines else (log, lines)
+        if rank["lines"] or not any("MPI_INIT has failed" in line for line in lines):  # then mpirun alone says why
+            log, lines = job.log_of(failed), rank["lines"]
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
         sys.stderr)
     hint = known_errors.hint(log, code, lines)
@@ -453,6 +463,13 @@ def report(args, job, code, failed):
         say(f"{args.name}: hint: {hint}", sys.stderr)
         args.failure["why"] = hint
     return None
+
+
+def end_of(log):
+    """The last lines of a log; none if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(log).read_text(errors="replace").splitlines()[-30:]
+    return []
 
 
 def go_inside(args):
