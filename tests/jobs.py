@@ -10,6 +10,7 @@ import fcntl
 import functools
 import importlib.util
 import os
+import random
 import re
 import runpy
 import shutil
@@ -32,6 +33,7 @@ PYTHON = sys.executable
 MARK = "LESSON_TEST_JOB"
 PATIENCE = 3  # a timeout catches what hangs; on a busy machine what does not may take several times as long
 SHALLOW = ("--blocks", 1, 1, 1, 1)  # a ResNet of 14 layers, which compiles several times faster than the whole
+TAKEN = []  # the names of the ports that free_port() has given out here
 UNSHARE = ("unshare",) if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user")
 # A shell's background job ignores Ctrl-C and hands that on to all it starts; tests that press Ctrl-C undo it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,9 +54,18 @@ class Result:
 
 
 def free_port():
-    """A TCP port of this machine that nobody uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    """A TCP port of this machine that no other test gets, as the next one: nobody uses them, and nobody will, for
+    Linux gives out higher ones, and launchers take 20000 to 29999.
+    """
+    for port in random.sample(range(10000, 20000, 2), 999):
+        name = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):  # it is taken
+            name.bind(f"\0tests {port}")
+            for each in (port, port + 1):
+                socket.create_server(("127.0.0.1", each)).close()
+            TAKEN.append(name)
+            return port
+    raise AssertionError("no port from 10000 to 19999 is free")
 
 
 def environment_of(pid):
