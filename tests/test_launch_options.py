@@ -110,6 +110,8 @@ def test_the_scripts_own_options(launcher, option, tmp_path):
     (("--show", "0,2"), "--show names rank 2, but there are ranks 0 to 1"),
     (("--bind", "core"), "invalid choice: 'core'"),
     (("--restarts", 1), "--restarts takes a whole number, and needs -- --ckpt-dir DIR"),
+    (("--grace", "-1"), "--grace takes a number of seconds from 0, not -1.0"),
+    (("--grace", "nan"), "--grace takes a number of seconds from 0, not nan"),
     (("--report", "/"), "--report / cannot be written: it is no ordinary file"),
     (("--report", "."), "it is no ordinary file"),
     (("--report", "nowhere/report.json"), "nowhere/report.json cannot be written: No such file or directory; name"),

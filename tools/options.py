@@ -157,6 +157,8 @@ def parse(argv):
         os.execv(sys.executable, [sys.executable, args.script, "--help"])
     if args.restarts < 0 or (args.restarts and not any(word.startswith("--ckpt-dir") for word in options)):
         parser.error("--restarts takes a whole number, and needs -- --ckpt-dir DIR, where the ranks save")
+    if not args.grace >= 0:
+        parser.error(f"--grace takes a number of seconds from 0, not {args.grace}")
     args.name, args.options, args.neighbours = parser.prog, options, modules
     args.logs = args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output")
     args.folder = args.folder or ("device" if args.launcher == "table" else None)
