@@ -123,6 +123,24 @@ def test_odd_names_and_a_terminal_that_lacks_letters(launcher, tmp_path):
     assert not list((folder / "tmp").iterdir())
 
 
+@pytest.mark.parametrize("named", ["the project", "the data"])
+def test_a_folder_with_a_name_in_another_encoding(named, mnist, tmp_path):
+    """As a .zip packed on Windows leaves it: MindSpore would end in the middle of a job."""
+    folder = tmp_path / os.fsdecode("\N{CJK UNIFIED IDEOGRAPH-4E2D}".encode("gbk"))
+    launcher, data = MNIST / "run.sh", folder
+    if named == "the project":
+        shutil.copytree(jobs.REPO / "tools", folder / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(MNIST, folder / "mnist_ddp")
+        launcher, data = folder / "mnist_ddp" / "run.sh", mnist
+    else:
+        folder.symlink_to(mnist)
+    result = jobs.run("bash", launcher, data, 2, *SHORT, cwd=tmp_path)
+    assert result.code == 2, result.output
+    assert re.search(r"^run.sh: MindSpore cannot read the path b'/\S*\\xd6\\xd0\S*', which is not UTF-8; rename",
+                     result.output)
+    assert result.output.count("\n") == 1
+
+
 def test_what_a_shell_does_not_allow(tmp_path):
     """Limits of ulimit with which mpirun would hang, and folders that would be lost."""
     (tmp_path / "rank.py").write_text("")

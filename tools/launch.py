@@ -107,6 +107,9 @@ def check(args):
              f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
             *((not (env.get(name) or "1").isdecimal(), f"{name} is '{env.get(name)}'; write a number of seconds")
               for name in SECONDS),
+            *((re.search("[\udc80-\udcff]", path), f"MindSpore cannot read the path {os.fsencode(path)}, which is not "
+               "UTF-8; rename the folder, or copy what is in it to another one")
+              for path in (os.path.abspath(args.script or ""), env.get("DATA_PATH", ""))),
             (not re.fullmatch("[0-4]?", env.get("GLOG_v", "")),
              f"GLOG_v is '{env.get('GLOG_v')}'; write 0 (MindSpore prints all) to 3 (errors)")):
         if wrong:
