@@ -107,14 +107,17 @@ def test_closed_outputs_and_an_odd_python(closed, env, tmp_path):
 @pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
 def test_odd_names_and_a_terminal_that_lacks_letters(launcher, tmp_path):
     """Names that are no UTF-8, relative paths in the environment, ranks that print what the terminal cannot show."""
-    folder = tmp_path / os.fsdecode(b"-50%s of $(touch PWNED) 'x' \"y\" \xc3\xbcn\xff")
+    name = "-50%s of $(touch PWNED) 'x' \"y\" \u00fcn"
+    folder = tmp_path / os.fsdecode(name.encode() + b"\xff")
     folder.mkdir()
-    (folder / "rank.py").write_text("import os\nprint('h\u00e4re 中', os.path.isabs(os.environ['TMPDIR']))\n")
+    script = tmp_path / name / "rank.py"  # MindSpore could not read it in the other folder
+    script.parent.mkdir()
+    script.write_text("import os\nprint('h\u00e4re 中', os.path.isabs(os.environ['TMPDIR']))\n")
     (folder / "bin").symlink_to(Path(jobs.PYTHON).parent)
     (folder / "tmp").mkdir()
     result = jobs.succeeded(jobs.run(
-        jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--launcher", launcher, "--in", "inside", "rank.py", cwd=folder,
-        env={"PATH": "bin:/usr/bin:/bin", "TMPDIR": "tmp", "PYTHONIOENCODING": "ascii"}))
+        jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--launcher", launcher, "--in", "inside", f"../{name}/rank.py",
+        cwd=folder, env={"PATH": "bin:/usr/bin:/bin", "TMPDIR": "tmp", "PYTHONIOENCODING": "ascii"}))
     logs = {"mpirun": "log_output/1/rank.*/stdout", "msrun": "log_msrun/worker_?.log", "table": "device?/train.log?"}
     logs = [log.read_text(encoding="utf-8") for log in folder.glob(f"inside/{logs[launcher]}")]
     assert [log.splitlines()[0] for log in logs] == ["häre 中 True"] * 2
