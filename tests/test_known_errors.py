@@ -252,11 +252,11 @@ def test_the_launcher_says_that_slots_are_missing(mnist, tmp_path):
 
 
 def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(tmp_path):
-    for _ in range(3):
+    for _ in range(4):
         result = jobs.run("bash", jobs.REPO / "allgather_check" / "run.sh", 2, cwd=tmp_path,
                           env={"OMPI_MCA_btl": "tcp"})
         assert result.code == 1, result.output
-        if "Data unpack would read past end of buffer" not in result.output:  # Open MPI's own message was lost
+        if "MPI_INIT has failed" in result.output:  # Open MPI now and then loses it, or is late with it
             break
     assert re.search(r"rank \d failed, exit code 1. The end of log_output/mpirun.log:\n", result.output)
     check_shown_first("mpi-unreachable", result.output)

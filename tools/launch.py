@@ -314,7 +314,7 @@ class Job:
         if not failed or self.stopped:
             return None
         if self.args.launcher != "table":  # was mpirun killed? Linux may have to clear it away yet
-            time.sleep(0.3)
+            time.sleep(0.3 if failed["lines"] else 1)  # and where a rank says nothing, mpirun may
             self.starter = self.started[0].poll()
         return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
 
@@ -454,10 +454,11 @@ def report(args, job, code, failed):
     args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
-    who, log, lines = "the job", job.log, end_of(job.log)
+    who, log, text = "the job", job.log, text_of(job.log)
+    lines = text.splitlines()[-30:]
     if rank:
         who = f"rank {failed}{args.place(failed)}"
-        if rank["lines"] or not any("MPI_INIT has failed" in line for line in lines):  # then mpirun alone says why
+        if rank["lines"] or "MPI_INIT has failed" not in text:  # then mpirun alone says why
             log, lines = job.log_of(failed), rank["lines"]
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
         sys.stderr)
@@ -468,11 +469,11 @@ def report(args, job, code, failed):
     return None
 
 
-def end_of(log):
-    """The last lines of a log; none if it is gone."""
+def text_of(log):
+    """What a log holds; nothing if it is gone."""
     with contextlib.suppress(OSError):
-        return Path(log).read_text(errors="replace").splitlines()[-30:]
-    return []
+        return Path(log).read_text(errors="replace")
+    return ""
 
 
 def go_inside(args):
