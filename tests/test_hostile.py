@@ -96,7 +96,7 @@ def test_cdpath_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp
     ("", {"PYTHONINSPECT": "1"}), (">/dev/full 2>&1", {}), ("| true", {})])
 def test_closed_outputs_and_an_odd_python(closed, env, tmp_path):
     (tmp_path / "rank.py").write_text("import os\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'])\n")
-    start = f"{jobs.PYTHON} {MNIST}/ranks.py -n 2 --logs logs rank.py {closed}; echo ${{PIPESTATUS[0]}} >code"
+    start = f"'{jobs.PYTHON}' '{MNIST}/ranks.py' -n 2 --logs logs rank.py {closed}; echo ${{PIPESTATUS[0]}} >code"
     result = jobs.run("bash", "-c", start, cwd=tmp_path, env=env)
     assert (tmp_path / "code").read_text() == "0\n", result.output
     assert [(tmp_path / f"logs/1/rank.{rank}/stdout").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
@@ -358,8 +358,9 @@ def test_a_dry_run_whose_disk_fills(tmp_path):
 
 def test_a_dry_run_that_nobody_reads_and_python_without_docstrings(tmp_path):
     (tmp_path / "script.py").write_text("")
-    command = f"{jobs.PYTHON} {jobs.REPO}/dry_run/dry_run.py --rank-size 1 script.py | true; echo ${{PIPESTATUS[0]}}"
-    result = jobs.run("bash", "-c", command, cwd=tmp_path, env={"PYTHONOPTIMIZE": "2"})
+    command = '"$1" "$2" --rank-size 1 script.py | true; echo ${PIPESTATUS[0]}'
+    result = jobs.run("bash", "-c", command, "bash", jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", cwd=tmp_path,
+                      env={"PYTHONOPTIMIZE": "2"})
     assert re.search(r"FAILED after \S+ s \(1 of 1\)\n141\n$", result.output), result.output
     assert "Traceback" not in result.output
 
