@@ -3,6 +3,7 @@ import copy
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -315,7 +316,8 @@ def test_a_terminal_has_a_line_that_moves(tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(2)\n")
     if not shutil.which("script"):
         pytest.skip("no program `script`, which gives a command a terminal")
-    done = jobs.run("script", "-qec", " ".join([*COMMAND, "--rank-size", "1", "script.py"]), "/dev/null", cwd=tmp_path)
+    command = shlex.join([*COMMAND, "--rank-size", "1", "script.py"])
+    done = jobs.run("script", "-qec", command, "/dev/null", cwd=tmp_path)
     assert re.search(r"\s\x1b\[K\d+ s, 0 of 1 ranks done \.\.\.\s\x1b\[K", done.output)
 
 
