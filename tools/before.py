@@ -171,12 +171,13 @@ def look_at_disks(args, warn):
             full = "is full" if free == 0 else "takes no more files"
             raise ValueError(f"the disk of {place} {full}, and {what} go there; free some (df -h, df -i), or "
                              f"{'start in' if what == LOGS else 'set TMPDIR to'} another folder")
-        whole = Path(path).absolute()
-        if what == "checkpoints" and (other := [part for part in (whole, *whole.parents)
-                                                if os.path.lexists(part) and not part.is_dir()]):
-            raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
-        if what == "checkpoints" and not os.access(place, os.W_OK):
-            raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
+        if what == "checkpoints":
+            whole = Path(path).absolute()
+            other = [part for part in (whole, *whole.parents) if os.path.lexists(part) and not part.is_dir()]
+            if other:
+                raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
+            if not os.access(place, os.W_OK):
+                raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
         if free < LITTLE * MB and (what, path) not in mpirun:
             warn(f"the disk of {place} has {free // MB} MB free, and {what} go there; free some (df -h), or name "
                  "another folder")
