@@ -20,7 +20,8 @@ COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceS
 PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
                        re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
-CALL = re.compile(r" = call @([^(\s]+)\(| = %\d+\[@Partial\(@([^)]+)\)\]\(")
+CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*)\]\(")  # the second calls what a Partial or a Switch gave
+CALLED = re.compile(r"@(?!Partial\(|FuncUnion\()([^\s(),\]]+)")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
 
@@ -44,7 +45,7 @@ class Graph(NamedTuple):
     """What the dry run wants to know of one graph."""
 
     parameters: dict            # name -> (dtype, shape)
-    collectives: list           # in the order of the text, subgraphs as often as they are called
+    collectives: list           # in the order of the text, subgraphs as often as they are called, both of a condition
     output: object              # nested tuples of (dtype, shape)
 
 
@@ -150,7 +151,7 @@ def parse(text):
             node = NODE.match(line)
             called = CALL.search(line)
             if called:
-                steps[name].append(called.group(1) or called.group(2))
+                steps[name] += CALLED.findall(called.group(1) or called.group(2))
             elif node and node.group(1) in COLLECTIVES:
                 end = next(j for j in range(i + 1, len(lines)) if not lines[j].startswith("      "))
                 steps[name].append(collective(node.group(1), line.partition("cnode_")[0], lines[i + 1],

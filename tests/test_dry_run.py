@@ -446,6 +446,13 @@ def test_parsing_a_graph():
     assert graph.output == (("Float32", ()), (("Int32", (3,)), ("Int32", (2, 1))), ("Bool", ()))
 
 
+def test_collectives_under_a_condition_count_too(dry_run):
+    code, out, err, found = dry_run(2, "0-1", "condition.py")
+    assert code == 0, out + err
+    for rank in found["ranks"]:
+        assert sorted(each["op"] for each in rank["collectives"]) == ["AllGather", "AllReduce", "AllReduce"]
+
+
 def test_over_which_ranks_a_parameter_is_sliced():
     # ranks 4 to 7 as a 2 x 2 matrix; dimension 0 is cut by its last axis, dimension 1 by none
     layout = [[2, 2], [0, -1], [4, 8], 0, True, "", [8, 8]]

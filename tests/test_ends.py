@@ -276,3 +276,66 @@ def test_who_ends_one_server_ends_both(tmp_path):
         os.kill(second.process.pid, signal.SIGTERM)
         assert [job.finish().code for job in (first, second)] == [143, 143]
         assert "restart" not in first.output() + second.output()
+
+
+# ------------------------------------------------------------------------------------------------ what is not the end
+GOES_ON = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import mindspore as ms
+import ranks
+ms.set_context(device_target="CPU")
+ranks.join()
+ms.communication.init()
+try:
+    sys.exit(3)
+except SystemExit as end:
+    print("caught", end.code, flush=True)
+rank = ms.communication.get_rank()
+held = open(f"held{rank}", "w")
+held.write("written")
+def late():
+    time.sleep(0.5)
+    open(f"late{rank}", "w").write("written")
+threading.Thread(target=late).start()
+if sys.argv[2] == "leave":
+    ranks.leave()  # with msrun it does nothing
+    sys.exit()
+sys.exit("the end")
+"""
+
+
+@pytest.mark.parametrize(("launcher", "how", "code"), [
+    ("mpirun", "leave", 0), ("msrun", "leave", 0), ("table", "leave", 0), ("mpirun", "exit", 1)])
+def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(launcher, how, code, tmp_path):
+    with start(tmp_path, GOES_ON, 2, "--with", launcher, "--", RANKS.parent, how) as job:
+        result = job.finish()
+    assert result.code == code, result.output
+    assert result.output.count("] caught 3\n") == 2
+    said = re.findall(r"^\[rank (\d)\] the end$", result.output, re.MULTILINE)
+    first = tmp_path if launcher != "table" else tmp_path / f"device{(said or '0')[0]}"
+    for name in ("held", "late"):
+        assert (first / f"{name}{(said or '0')[0]}").read_text() == "written"
+
+
+def test_a_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
+    with start(tmp_path, "import os, time\nrank = os.getenv('RANKS_RANK')\nprint('begin', flush=True)\n"
+                         "time.sleep(1)\nif rank == '0':\n    raise SystemExit('the other does not answer')\n"
+                         "time.sleep(0.1)\nos.kill(os.getpid(), 9)\n", 2, "--with", "table") as job:
+        result = job.finish()
+    assert result.code == 137, result.output
+    assert "ranks.py: rank 1 failed, exit code 137." in result.output
+
+
+def test_what_a_failed_rank_has_started_ends_with_it(tmp_path):
+    with start(tmp_path, "import subprocess\nsubprocess.Popen(['sleep', '600'])\nraise SystemExit(3)", 1) as job:
+        result = job.finish()
+    assert result.code == 3
+    assert not result.left_over
+
+
+def test_a_bar_that_moves_in_its_line_is_a_sign_of_life(tmp_path):
+    with start(tmp_path, "import time\nfor part in range(32):\n    print(f'{part} %', end='\\r', flush=True)\n"
+                         "    time.sleep(0.5)\n", 1, env={"STALL_MINUTES": "0.2"}) as job:
+        result = jobs.succeeded(job.finish())
+    assert "warning: no rank has written anything" not in result.output

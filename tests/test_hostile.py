@@ -9,14 +9,18 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from pathlib import Path
+from types import SimpleNamespace
 
 import forks
 import jobs
 import pytest
 
-for lesson in ("mnist_ddp", "resnet50_ascend", "resnet50_gpu"):
+for lesson in ("tools", "mnist_ddp", "resnet50_ascend", "resnet50_gpu"):
     sys.path.insert(0, str(jobs.REPO / lesson))
+import before  # noqa: E402
+import check_hosts  # noqa: E402
 import cifar10_files  # noqa: E402
+import launch  # noqa: E402
 import mindspore.dataset as ds  # noqa: E402
 import mnist_files  # noqa: E402
 
@@ -218,6 +222,82 @@ def test_a_folder_that_has_been_removed(tmp_path):
         result = jobs.run("sh", "-c", go, "sh", jobs.PYTHON, *command, cwd=tmp_path)
         assert result.code == 2
         assert result.output.endswith("this folder has been removed; change to another one\n"), result.output
+
+
+def test_strangers_on_the_launchers_port(tmp_path):
+    """A port scanner says what it likes; the launcher hangs up, and the job goes on."""
+    (tmp_path / "rank.py").write_text("""
+import os, re, socket
+from pathlib import Path
+agent = Path(f"/proc/{os.getppid()}/environ").read_bytes().decode()
+host, port = re.search(r"RANKS_LAUNCHER=(\\S+) (\\d+)", agent).groups()
+for said in (b"GET / HTTP/1.1\\r\\n\\r\\n", b"[1]\\n", b"{}\\n", b"\\xff\\n", b"\\n", b'{"token": "0", "rank": 0}\\n',
+             b"[" * 99999 + b"\\n", b"x" * (1 << 22)):
+    with socket.create_connection((host, int(port))) as link:
+        try:
+            link.sendall(said)
+            assert link.recv(1) == b""
+        except OSError:
+            pass  # reset
+print("all hung up")
+""")
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py", cwd=tmp_path))
+    assert "[rank 0] all hung up" in result.output
+
+
+def test_a_user_without_home_and_name(tmp_path):
+    """As with docker run --user 12345: Open MPI's mpirun would crash."""
+    who = ("unshare", "--user", "--map-user=12345", "env", "-u", "HOME")
+    if jobs.run(*who, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users make namespaces of their own")
+    (tmp_path / "rank.py").write_text("print('hello')\n")
+    result = jobs.succeeded(jobs.run(*who, jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path))
+    assert "[rank 1] hello" in result.output
+
+
+def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
+    """Of ssh, a hostfile, nvidia-smi and a log: nobody need write UTF-8."""
+    (tmp_path / "hosts").write_bytes("# 机器\n".encode("gbk") + b"127.0.0.1 slots=2\n")
+    assert check_hosts.read_hosts(hostfile=tmp_path / "hosts") == [("127.0.0.1", 2)]
+    jobs.stand_in(tmp_path / "bin/ssh", r"printf '\377: Permission denied\n' >&2; exit 255")
+    monkeypatch.setenv("SSH", str(tmp_path / "bin/ssh"))
+    assert "no password-free login: run ssh-copy-id far" in check_hosts.ask("far", {})
+    jobs.stand_in(tmp_path / "bin/nvidia-smi", r"printf 'GPU 0: \377 (UUID: GPU-1-a)\n'")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    before.nvidia_smi.cache_clear()
+    assert before.gpus() == ["GPU-1-a"]
+    log = jobs.run("sh", "-c", r"""printf '\377\nexit code 137\n' | exec "$@" """, "sh", jobs.PYTHON,
+                   jobs.REPO / "tools/doctor.py", "explain", "-", cwd=tmp_path)
+    assert log.code == 0, log.output
+
+
+def test_nvidia_smi_that_hangs(tmp_path, monkeypatch):
+    jobs.stand_in(tmp_path / "bin/nvidia-smi", "exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(before, "PATIENCE", 0.2)
+    before.nvidia_smi.cache_clear()
+    with pytest.raises(ValueError, match="nvidia-smi gives no answer within 0.2 s"):
+        before.gpus()
+    before.nvidia_smi.cache_clear()
+
+
+def test_runs_upon_runs_in_the_same_second(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda *_: "now")
+    args = SimpleNamespace(name="run.sh", logs="logs")
+    for _ in range(4):
+        launch.new_folders(args, ["logs"])
+        (tmp_path / "logs" / "mpirun.log").touch()
+    assert sorted(os.listdir(tmp_path)) == ["logs", "logs.now", "logs.now.2", "logs.now.3"]
+
+
+def test_a_folder_of_logs_with_a_slash(tmp_path):
+    (tmp_path / "rank.py").write_text("print('epoch: 1 step: 1, loss is 0.53.')\n")
+    for _ in range(2):
+        result = jobs.succeeded(jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "--logs", "mine/", "rank.py",
+                                         cwd=tmp_path))
+        assert "rank 0: loss 0.53 -> 0.53 (mine/1/rank.0/stdout)" in result.output, "also with a full stop behind it"
+    assert re.search(r"^ranks.py: the earlier mine is now mine\.\S+$", result.output, re.MULTILINE)
 
 
 def test_where_options_of_the_script_go(mnist, tmp_path):

@@ -35,9 +35,11 @@ def test_a_launchers_logs_are_found_in_the_order_of_the_ranks(names, tmp_path):
 def test_what_is_read_from_lines(tmp_path):
     write(tmp_path, "train.log", "[rank 1] epoch: 1 step: 1, loss is 2e-1\n[rank 0] epoch: 1 step: 1, loss is 3\n"
           "[1,0]<stdout>:epoch: 1 step: 2, loss is nan\neval result: {'accuracy': 0.75}\n"
+          "[rank 2] epoch: 1 step: 1, loss is 0.53.\n"
           "[rank 0] accuracy: 0.5 (1 of 2)\nrank 0: loss 3 -> 1 (stdout)\naccuracy: 0.5 (1 of 2)\n")
     losses, accuracies = plot_loss.read_log(tmp_path / "train.log")
     assert losses[1] == [(1, 1, 0.2)]
+    assert losses[2] == [(1, 1, 0.53)]
     assert losses[0][0] == (1, 1, 3.0)
     assert losses[0][1][2] != losses[0][1][2], "nan is kept"
     assert accuracies == [(1, 0.75), (1, 0.5)]
@@ -70,3 +72,13 @@ def test_the_picture_and_the_error(tmp_path):
         assert failed.code == 2
         assert sentence in failed.output
         assert "Traceback" not in failed.output
+
+
+def test_names_that_mean_something_to_matplotlib(tmp_path):
+    write(tmp_path, "_a$x$_b$/train.log", "epoch: 1 step: 1, loss is 2\n")
+    made = jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", "_a$x$_b$", "--output", "out",
+                    cwd=tmp_path)
+    jobs.succeeded(made)
+    assert made.output == "_a$x$_b$: 1 lines of 1 losses, 0 accuracies\nout\n"
+    with Image.open(tmp_path / "out") as picture:
+        assert picture.format == "PNG"

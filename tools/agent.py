@@ -36,6 +36,7 @@ class Agent:
         self.link = socket.create_connection((host, int(port)), timeout=60)
         end_when_dead(self.link)
         self.out, self.log, self.rest, self.asked, self.seen = 1, None, b"", b"", b""  # asked, seen: not whole yet
+        self.told = 0  # when the launcher last heard of lines
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
@@ -68,6 +69,8 @@ class Agent:
         code = self.script.returncode
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
+        if code:
+            end_session(self.script)  # what it has started; after a good end that may be meant to stay
         os._exit(code)
 
     def tell(self, **what):
@@ -85,7 +88,8 @@ class Agent:
             self.files.unregister(pipe)
         self.write(data)
         *lines, self.rest = (self.rest + data).split(b"\n")
-        if lines:
+        if lines or time.monotonic() > self.told + 5:  # a bar that moves in its line is a sign of life, too
+            self.told = time.monotonic()
             self.tell(lines=[line.decode(errors="replace") for line in lines])
 
     def write(self, data):

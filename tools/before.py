@@ -19,6 +19,7 @@ MB = 1 << 20
 SHM_OF_A_RANK, SHM_OF_A_WORKER = 5, 10  # MB
 LITTLE = 100  # MB
 FILE_SIZE = 10  # MB
+PATIENCE = 60  # s
 LOGS = "the ranks' logs"
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 
@@ -27,9 +28,13 @@ FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 o
 def nvidia_smi(*options):
     """What nvidia-smi prints; asked once. Empty where there is none."""
     try:
-        return subprocess.run(["nvidia-smi", *options], capture_output=True, text=True, check=False).stdout
+        return subprocess.run(["nvidia-smi", *options], capture_output=True, check=False, encoding="utf-8",
+                              errors="replace", timeout=PATIENCE).stdout
     except OSError:
         return ""
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"nvidia-smi gives no answer within {PATIENCE} s: the driver hangs; restart the machine, or "
+                         "rehearse with DEVICE_TARGET=CPU") from None
 
 
 def gpus():

@@ -116,8 +116,8 @@ def read_hosts(listed=None, hostfile=None):
         form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
         slots = r"\s+slots\s*=\s*([1-9]\d{0,4})(?:\s+max[-_]slots\s*=\s*\d+)?"
         try:
-            text = Path(hostfile).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = Path(hostfile).read_text(encoding="utf-8-sig", errors="replace")
+        except OSError as error:
             raise ValueError(f"the hostfile {hostfile} cannot be read: {error}") from None
         lines = [(f"line {number} of {hostfile}", line.partition("#")[0].strip())
                  for number, line in enumerate(text.splitlines(), start=1)]
@@ -157,7 +157,8 @@ def ask(host, wanted):
                    "ConnectTimeout=8", host, shlex.join(command)]
     try:
         done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
-                              capture_output=True, text=True, timeout=SECONDS, check=False)
+                              capture_output=True, timeout=SECONDS, check=False,
+                              encoding="utf-8", errors="replace")
     except subprocess.TimeoutExpired:
         return f"it gave no answer within {SECONDS} s: is it overloaded, or a network drive stuck?"
     except OSError as error:

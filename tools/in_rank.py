@@ -5,10 +5,10 @@ ranks.join() calls prepare() and use_mpi(), on CPU.
 """
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import gc
+import io
 import os
 import runpy
 import socket
@@ -117,29 +117,52 @@ def find_others_soon():
         ctypes.CDLL(file).shorten_naps()
 
 
+class Exit(SystemExit):
+    """What sys.exit() raises. A script may catch it and go on; only where none does is it the end of the process."""
+
+    @property
+    def code(self):
+        status = self.args[0] if len(self.args) == 1 else self.args or None
+        if sys._getframe().f_back is None and status and threading.current_thread() is threading.main_thread():
+            if not isinstance(status, int):  # Python itself asks, no line of the script: this is the end
+                print(status, file=sys.stderr)
+            end(status & 255 if isinstance(status, int) else 1)
+        return status
+
+
+def end(code):
+    """End this process without MindSpore's clean-up."""
+    finish_writing(5)  # the others wait for its end
+    os._exit(code)
+
+
 def end_at_errors():
     """End this process right after it has said what is wrong, by an error or sys.exit(): MindSpore's clean-up would
     take seconds, for which the launcher waits, and crashes now and then.
 
     To be called before init(), which puts its own hook in front of the one that it finds.
     """
-    show, leave = sys.excepthook, sys.exit
-
-    def end(code):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    show = sys.excepthook
 
     def show_and_end(*error):
         show(*error)
         end(1)
 
-    def exit_and_end(status=None):
-        if status:
-            atexit.register(end, status if isinstance(status, int) else 1)  # the last is the first to be called
-        leave(status)
+    def leave(*status):
+        raise Exit(*status)
 
-    sys.excepthook, sys.exit = show_and_end, exit_and_end
+    sys.excepthook, sys.exit = show_and_end, leave
+
+
+def finish_writing(seconds=60):
+    """What Python does at its end and os._exit() does not: wait for threads, and write what open files hold back."""
+    deadline = time.monotonic() + seconds
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread() and thread is not threading.main_thread():
+            thread.join(max(0, deadline - time.monotonic()))
+    for file in [item for item in gc.get_objects() if issubclass(type(item), io.IOBase)]:
+        with contextlib.suppress(Exception):  # closed, or nobody reads it
+            file.flush()
 
 
 def use_mpi():

@@ -53,6 +53,7 @@ def partly(path):
 
 def finish(args, code, say):
     """Say that the time was up, if it was, and write the file; returns the exit code."""
+    args.timed_out &= code != 0  # a job that ended well just then has ended well
     if args.timed_out:
         say(f"{args.name}: ended after {time.time() - args.began:.0f} s, the --time-limit; exit code {TIMED_OUT}",
             sys.stderr)
@@ -74,7 +75,7 @@ def finish(args, code, say):
 def number_of(text):
     """A loss as a number; as the text that the rank printed where JSON has none for it (nan, inf)."""
     try:
-        number = float(text.rstrip(".,;"))
+        number = float(text)
     except ValueError:
         return text
     return number if math.isfinite(number) else text

@@ -141,7 +141,8 @@ def explain(names):
     code, entries = 1, read()
     for name in names:
         try:
-            text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8", errors="replace")
+            text = sys.stdin.buffer.read().decode("utf-8", "replace") if name == "-" else Path(name).read_text(
+                encoding="utf-8", errors="replace")
         except OSError as error:
             print(f"doctor.py: cannot read {name}: {error.strerror}; give the path of a log, or - for stdin",
                   file=sys.stderr)

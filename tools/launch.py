@@ -122,6 +122,8 @@ def check(args):
     for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
         if env.get(name):
             env[name] = os.pathsep.join(os.path.join(os.getcwd(), part) for part in env[name].split(os.pathsep))
+    home = os.path.expanduser("~")  # stays so where neither HOME nor Linux's list of users has one: MPI would crash
+    env.setdefault("HOME", home if os.path.isabs(home) else env.get("TMPDIR", "/tmp"))
     env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])
@@ -169,8 +171,9 @@ def new_folders(args, names):
         if named and os.listdir(name) and not OWN_LOGS & {*os.listdir(name)}:
             raise ValueError(f"--logs {name} names a folder that holds other things, which would be moved aside; name "
                              "a new one")
-    aside = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
-    aside += f".{os.getpid()}" * os.path.lexists(aside)
+    stamp = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
+    aside = next(name for name in (stamp + f".{number}" * (number > 1) for number in itertools.count(1))
+                 if not os.path.lexists(name))
     try:
         if len(names) > 1 and old:
             os.mkdir(aside)
@@ -310,13 +313,26 @@ class Job:
         elif not self.hear(key.fileobj, key.data):
             files.unregister(key.fileobj)
             key.fileobj.close()
-        failed = next((rank for rank in self.ranks.values() if rank["code"]), None)
+        failed = [rank for rank in self.ranks.values() if rank["code"]]
         if not failed or self.stopped:
             return None
-        if self.args.launcher != "table":  # was mpirun killed? Linux may have to clear it away yet
-            time.sleep(0.3 if failed["lines"] else 1)  # and where a rank says nothing, mpirun may
-            self.starter = self.started[0].poll()
+        # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
+        self.listen(files, 0.3 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        self.starter = self.started[0].poll() if self.args.launcher != "table" else None
+        failed = next((rank for rank in self.ranks.values() if rank["code"] == 137), failed[0])
         return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
+
+    def listen(self, files, seconds):
+        """A rank has failed: hear the others for a moment. One that was killed is the cause, though another one, which
+        missed it, may have been quicker to say so.
+        """
+        end, links = time.monotonic() + seconds, selectors.DefaultSelector()
+        for key in [key for key in files.get_map().values() if isinstance(key.data, dict)]:
+            links.register(key.fileobj, selectors.EVENT_READ, key.data)
+        while (left := end - time.monotonic()) > 0:
+            for key, _ in links.select(left):
+                if not self.hear(key.fileobj, key.data):
+                    links.unregister(key.fileobj)
 
     def save_first(self, number):
         """A signal has come: do the ranks save before they are ended? Only once, so that a second TERM ends at once."""
@@ -340,10 +356,10 @@ class Job:
         except OSError as error:  # the network to its machine is down
             data, state["lost"] = b"", error.strerror
         *messages, state["rest"] = (state["rest"] + data).split(b"\n")
+        if state["rank"] is None and (self.is_strange(messages) or len(state["rest"]) > 1 << 20):
+            return False
         for message in map(json.loads, messages):
             if state["rank"] is None:
-                if message.pop("token", None) != self.token:
-                    return False
                 state["rank"] = self.ranks[message["rank"]] = {
                     **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0, "losses": [],
                     "accuracy": ""}
@@ -356,6 +372,13 @@ class Job:
             state["rank"].update(code=137, lost=state.get("lost"))
         return bool(data)
 
+    def is_strange(self, messages):
+        """Are the first words on a connection not those of an agent of this job? A port scanner may have found it."""
+        try:
+            return messages and json.loads(messages[0]).pop("token") != self.token
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            return True
+
     def show(self, rank, line):
         if "Event base dispatch success" in line:
             return
@@ -363,7 +386,7 @@ class Job:
         rank["count"] += 1
         line = re.sub(r"(?<=loss is )\d+\.\d{6,}", lambda loss: f"{float(loss[0]):.5g}", line)  # the log has all digits
         MOVING.read(rank["rank"], line)
-        if found := re.search(r"loss is ([-+]?(?:\d|nan|inf)\S*)", line):
+        if found := re.search(rf"loss is {progress.NUMBER}", line):
             rank["losses"] = [*rank["losses"][:1], found.group(1)]
         rank["accuracy"] = line if line.startswith("accuracy:") else rank["accuracy"]
         if self.args.show == "all" or rank["rank"] in self.args.show:

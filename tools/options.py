@@ -160,7 +160,7 @@ def parse(argv):
     if not args.grace >= 0:
         parser.error(f"--grace takes a number of seconds from 0, not {args.grace}")
     args.name, args.options, args.neighbours = parser.prog, options, modules
-    args.logs = args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output")
+    args.logs = os.path.normpath(args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output"))
     args.folder = args.folder or ("device" if args.launcher == "table" else None)
     args.jobs, args.failure, args.timed_out = [], None, False  # what --report tells
     args.report = os.path.abspath(args.report) if args.report else None

@@ -21,7 +21,7 @@ from matplotlib import pyplot  # noqa: E402  # after the choice above
 RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9]*/train.log[0-9]*",
              "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log")
 JOINT_LOGS = ("train.log", "device/train.log")
-NUMBER = r"([-+]?\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
+NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf))"
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
 RANK = r"(?:\[(?:rank |\d+,)(\d+)\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
 LOSS = re.compile(RANK + r"epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)
@@ -115,7 +115,8 @@ def draw(runs, output, width):
     at_the_end = all(len({epoch for epoch, _ in accuracies}) <= 1 for _, accuracies in runs.values())
     figure, axes = pyplot.subplots(1, 1 + with_accuracy, figsize=(10, 4.2), squeeze=False,
                                    gridspec_kw={"width_ratios": [3, 2] if with_accuracy else [1]})
-    for index, (label, (ranks, accuracies)) in enumerate(runs.items()):
+    for index, (name, (ranks, accuracies)) in enumerate(runs.items()):
+        label = re.sub("^_", " _", name).replace("$", r"\$")  # Matplotlib hides the first, sets the other as a formula
         colour, ends = f"C{index % 10}", {}
         for points in ranks.values():
             steps, values, ends = steps_from_the_start(points)
@@ -138,7 +139,8 @@ def draw(runs, output, width):
     figure.tight_layout()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(output, dpi=120)
+        kind = output.suffix[1:].lower()  # else savefig would add one to the name
+        figure.savefig(output, dpi=120, format=kind if kind in figure.canvas.get_supported_filetypes() else "png")
     except OSError as error:
         raise PlotError(f"cannot write {output} ({error.strerror}); choose another --output") from error
 

@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-LINE = re.compile(r"(?:epoch: (\d+)(,?) )?step: (\d+), loss is (\S+)")
+NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan\b|inf\b))"  # also where a full stop follows
+LINE = re.compile(rf"(?:epoch: (\d+)(,?) )?step: (\d+), loss is {NUMBER}")
 
 
 def option(name, options, script):
@@ -55,7 +56,7 @@ class Progress:
         found = LINE.search(line)
         if not found:
             return
-        self.losses[rank] = found[4].rstrip(",")
+        self.losses[rank] = found[4]
         if rank != min(self.losses):
             return
         counts_from_1 = found[1] is not None and not found[2]  # "epoch: 1 step: 1", as LossMonitor writes

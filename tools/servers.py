@@ -26,6 +26,9 @@ class Servers:
         self.host, self.port, self.all = args.meeting
         self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
         self.door, self.asked = None, None
+        if self.port > 65535:
+            raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
+                             "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
         if self.own == 0:
             try:
                 self.door = socket.create_server((self.host, self.port), backlog=99)
