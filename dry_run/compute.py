@@ -28,6 +28,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -107,6 +108,11 @@ def arguments():
         parser.error(f"{options.script or 'SCRIPT'}: no such script")
     if missing():
         parser.error(missing())
+    timeout, keep = os.environ.get("COMPUTE_TIMEOUT", "300"), os.environ.get("COMPUTE_KEEP")
+    if not re.fullmatch(r"\d*\.?\d+", timeout):
+        parser.error(f"COMPUTE_TIMEOUT is '{timeout}'; write a number of seconds")
+    if keep and not (os.path.isdir(keep) and os.access(keep, os.W_OK)):
+        parser.error(f"COMPUTE_KEEP is '{keep}', which is no folder where you may write; make it, or name another one")
     return parser, options
 
 

@@ -89,7 +89,8 @@ class Computer:
             model = executor.get_func_graph_proto(phase, "mind_ir", False)
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
-            found = plan.read(model, phase, layouts, files[-1].read_text() if files else "")
+            text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
+            found = plan.read(model, phase, layouts, text)
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)

@@ -36,7 +36,7 @@ def rank_facts(rank, rank_size, facts, log):
         about["error"] = {**error, "reasons": list(dict.fromkeys(reasons))[:3]}
         return about
     about["compiled"] = True
-    graphs = [graph_ir.parse(Path(path).read_text()) for path in facts["graphs"]]
+    graphs = [graph_ir.parse(Path(path).read_text(encoding="utf-8", errors="replace")) for path in facts["graphs"]]
     for graph in graphs:
         for collective in graph.collectives:
             ranks = collective.ranks or facts["groups"].get(collective.group) or range(rank_size)

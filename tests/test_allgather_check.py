@@ -50,7 +50,7 @@ def test_a_wrong_result_ends_with_exit_1_and_a_sentence(change, tmp_path):
 
 
 def test_a_rank_that_never_comes_is_missed(tmp_path):
-    environment = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(21000 + os.getpid() % 9000),
+    environment = {"MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(jobs.free_port()),
                    "GLOG_v": "3"}
     command = (jobs.PYTHON, LESSON / "allgather_check.py", "--timeout", 10)
     with jobs.Job(*command, cwd=tmp_path, env={**environment, "MS_ROLE": "MS_SCHED"}):

@@ -332,8 +332,8 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     for folder in ("file", "file/ck", "/proc/ck"):
         result = alone("--ckpt-dir", folder, cwd=tmp_path)
-        assert result.code == (1 if folder == "/proc/ck" else 2)
-        assert re.search(rf"{folder}\S* cannot be made", result.output), result.output
+        assert result.code == (1 if folder == "/proc/ck" and os.geteuid() == 0 else 2)
+        assert re.search(rf"{folder}\S* cannot be (made|written)", result.output), result.output
         assert "Traceback" not in result.output
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck" / "rank_1").touch()

@@ -453,6 +453,46 @@ def test_collectives_under_a_condition_count_too(dry_run):
         assert sorted(each["op"] for each in rank["collectives"]) == ["AllGather", "AllReduce", "AllReduce"]
 
 
+CAUGHT = """
+import mindspore as ms
+from mindspore import ops
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.communication.init()
+@ms.jit
+def bad(x):
+    return ops.MatMul()(x, x)
+try:
+    bad(ms.Tensor([[1.0, 2.0]]))
+except Exception:
+    print("caught")
+"""
+JUDGES = """
+import mindspore as ms
+from mindspore import ops
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.communication.init()
+reduce = ops.AllReduce()
+@ms.jit
+def good(x):
+    return reduce(x)
+mean = 1 / float(good(ms.Tensor([1.0, 2.0])).asnumpy()[0])
+"""
+
+
+def test_a_compilation_that_fails_where_the_script_catches_it(dry_run, tmp_path):
+    (tmp_path / "caught.py").write_text(CAUGHT)
+    code, out, err, _ = dry_run(2, "0", tmp_path / "caught.py")
+    assert code == 1, out + err
+    assert "Rank 0 FAILED" in out and "MatMul" in out
+
+
+def test_errors_of_numbers_that_are_not_computed(dry_run, tmp_path):
+    (tmp_path / "judges.py").write_text(JUDGES)
+    code, out, err, found = dry_run(2, "0", tmp_path / "judges.py")
+    assert code == 0, out + err
+    assert found["ranks"][0]["collectives"][0]["op"] == "AllReduce"
+
+
 def test_over_which_ranks_a_parameter_is_sliced():
     # ranks 4 to 7 as a 2 x 2 matrix; dimension 0 is cut by its last axis, dimension 1 by none
     layout = [[2, 2], [0, -1], [4, 8], 0, True, "", [8, 8]]

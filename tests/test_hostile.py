@@ -479,6 +479,16 @@ def test_a_computed_plan_where_it_cannot_write(tmp_path):
                         r"write\n", result.output), result.output
 
 
+@pytest.mark.parametrize(("name", "value", "sentence"), [
+    ("COMPUTE_TIMEOUT", "soon", "COMPUTE_TIMEOUT is 'soon'; write a number of seconds"),
+    ("COMPUTE_KEEP", "/none", "COMPUTE_KEEP is '/none', which is no folder where you may write")])
+def test_variables_of_a_computed_plan(name, value, sentence, tmp_path):
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path, env={name: value})
+    assert result.code == 2
+    assert sentence in result.output
+    assert "Traceback" not in result.output
+
+
 def test_ctrl_c_upon_ctrl_c_in_a_dry_run(tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(60)\n")
     with jobs.Job(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 3, "script.py", cwd=tmp_path) as job:

@@ -87,7 +87,7 @@ for role in ("MS_SCHED", "MS_WORKER"):
         break
 try:
     init()  # two processes are worker 0
-    time.sleep(6)  # until the slower one is there
+    time.sleep(12)  # until the slower one is there
 except RuntimeError:
     traceback.print_exc()
 '''
@@ -252,7 +252,7 @@ def test_the_launcher_says_that_slots_are_missing(mnist, tmp_path):
 
 
 def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(tmp_path):
-    for _ in range(4):
+    for _ in range(20):
         result = jobs.run("bash", jobs.REPO / "allgather_check" / "run.sh", 2, cwd=tmp_path,
                           env={"OMPI_MCA_btl": "tcp"})
         assert result.code == 1, result.output

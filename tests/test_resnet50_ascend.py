@@ -230,8 +230,7 @@ def write_table(path, servers):
 
 def test_run_cluster_in_two_shells(cifar10, tmp_path):
     table = write_table(tmp_path / "rank table.json", [("10.0.0.1", (4, 5)), ("10.0.0.2", (0, 1))])
-    port = jobs.run(jobs.PYTHON, "-c", "import random; print(random.randrange(20000, 30000))", cwd=tmp_path).output
-    environment = {**CPU, "MS_SCHED_PORT": port.strip()}
+    environment = {**CPU, "MS_SCHED_PORT": str(jobs.free_port())}
     options = ("--", *SMALL, "--epochs", 1, "--steps", 2, "--test-images", 0, "--ckpt-dir", "ck")
     with jobs.Job("bash", CLUSTER, cifar10, table, 4, 2, *options, cwd=tmp_path, env=environment) as second:
         second.wait_for("waiting for the scheduler at 127.0.0.1:")  # the order does not matter

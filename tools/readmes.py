@@ -488,7 +488,7 @@ def normal(line):
     line = re.sub(r"/(?:[\w.-]+/)*clone/|/path/", "", line)
     line = re.sub(r"\bon [\w.-]+, (CPU|GPU|Ascend)", r"on HOST, \1", line)
     line = re.sub(r"\b(rank[. ]?)(\d+)", lambda found: found[1] + found[2].translate(LETTERS), line)
-    line = re.sub(r"[-+]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line)
+    line = re.sub(r"[-+]?\d[\d,]*(?:\.\d+)*(?:e[-+]?\d+)?", "#", line).replace("# to # s", "# s")
     return " ".join(line.split())
 
 
