@@ -67,7 +67,7 @@ def zeros(tree):
 
 def run_graph(phase):
     """Stand in for one run of a graph."""
-    runs[phase] = runs.get(phase, 0) + 1
+    runs[phase] = runs.get(phase, 0) + (not job.evaluating)
     if runs[phase] > job.runs:
         finish()
     return zeros(outputs.get(phase, ()))
@@ -171,6 +171,20 @@ def feed_nothing():
     ms.dataset.config.set_num_parallel_workers(1)
 
 
+def evaluate_one_batch():
+    """Model.eval(), which many scripts call before they train, is no step."""
+    evaluate = ms.Model.eval
+
+    def evaluate_one(self, valid_dataset, *args, **kwargs):
+        job.evaluating, parents = True, [*valid_dataset.parent]
+        try:
+            return evaluate(self, valid_dataset.take(1), *args, **kwargs)
+        finally:
+            job.evaluating, valid_dataset.parent = False, parents
+
+    ms.Model.eval = evaluate_one
+
+
 def run(file, graphs, options):
     """Run a script as `python SCRIPT args ...` would, and end this process.
 
@@ -180,7 +194,8 @@ def run(file, graphs, options):
         options: dict of `script`, `args`, `runs`, and `front_end`: is that all of the compiler that can run here?
     """
     global job
-    job = SimpleNamespace(file=file, graphs=graphs, runs=options["runs"], front_end=options["front_end"], failed=None)
+    job = SimpleNamespace(file=file, graphs=graphs, runs=options["runs"], front_end=options["front_end"], failed=None,
+                          evaluating=False)
     np.random.seed()  # the ranks' processes begin as copies of one
     if facts["device"] != "Ascend":  # MindSpore's choice when it can load the plugin
         try:
@@ -194,6 +209,7 @@ def run(file, graphs, options):
     watch_functions(_c_expression.PyNativeExecutor_)
     note_groups(_c_expression.CollectiveManager)
     feed_nothing()
+    evaluate_one_batch()
     script = options["script"]
     sys.argv = [script, *options["args"]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

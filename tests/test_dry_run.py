@@ -486,6 +486,18 @@ def test_a_compilation_that_fails_where_the_script_catches_it(dry_run, tmp_path)
     assert "Rank 0 FAILED" in out and "MatMul" in out
 
 
+def test_an_evaluation_before_the_training_is_no_step(dry_run, tmp_path):
+    text = (SCRIPTS / "data_parallel.py").read_text().replace(
+        "0.1, 0.9))\nmodel.train(", "0.1, 0.9), metrics={'accuracy'})\nfor sink in (False, True):\n"
+        "    print('eval', model.eval(data, dataset_sink_mode=sink), flush=True)\nmodel.train(")
+    (tmp_path / "evaluates.py").write_text(text)
+    code, out, err, found = dry_run(2, "0", tmp_path / "evaluates.py", options=("--keep", str(tmp_path / "kept")))
+    assert code == 0, out + err
+    assert total(found["ranks"][0], "AllReduce") == found["ranks"][0]["trained_bytes"] > 0
+    log = (tmp_path / "kept" / "rank_0" / "log.txt").read_text()
+    assert log.count("eval {'accuracy': ") == 2 and "step: 1," in log
+
+
 def test_errors_of_numbers_that_are_not_computed(dry_run, tmp_path):
     (tmp_path / "judges.py").write_text(JUDGES)
     code, out, err, found = dry_run(2, "0", tmp_path / "judges.py")

@@ -423,6 +423,9 @@ class Session:
         for file in own_files(REPO):
             (clone / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPO / file, clone / file)
+        for library in (REPO / "tools").glob("__pycache__/*.so"):  # what the launchers compile at their first use
+            (clone / "tools/__pycache__").mkdir(exist_ok=True)
+            shutil.copy2(library, clone / "tools/__pycache__")
         script, pairs, folder = ["set -o pipefail"], list(self.pairs()), None
         for number, (block, _) in enumerate(pairs):
             lines = self.typed(block)
@@ -439,6 +442,7 @@ class Session:
         environment = {name: value for name, value in os.environ.items()
                        if not name.startswith(("MS_", "OMPI_", "DATA_", "DEVICE_"))}
         environment.update(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", VIRTUAL_ENV=sys.prefix,
+                           XDG_CACHE_HOME=os.getenv("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
                            HOME=str(self.scratch), SCRATCH=str(self.scratch), TMPDIR="/tmp",
                            OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_ALLOW_RUN_AS_ROOT="1",
                            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
