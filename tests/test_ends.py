@@ -267,6 +267,15 @@ def test_two_servers_start_again_together(tmp_path):
     assert "rank 3 failed, exit code 5" in two.output
 
 
+def test_servers_need_a_port_above_the_schedulers(tmp_path):
+    (options, _), _ = two_servers(tmp_path)
+    with start(tmp_path, "", 4, *options, env={"MS_SCHED_PORT": "65535"}) as job:
+        result = job.finish()
+    assert result.code == 2, result.output
+    assert result.output.endswith("meet at the port after 65535, and there is none; set MS_SCHED_PORT (--master-port) "
+                                  "to a lower one\n")
+
+
 def test_who_ends_one_server_ends_both(tmp_path):
     (options, others), env = two_servers(tmp_path)
     with start(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(600)", 4, *options, env=env) as first, \

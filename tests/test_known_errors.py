@@ -100,7 +100,7 @@ PLANTED = {
 }
 IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))
 IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
-BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "module-not-found", "local-worker-number"}
+BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number"}
 BY_A_TEST = {"mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
              "ranks-missing"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
@@ -192,6 +192,8 @@ def test_errors_of_two_workers(tmp_path):
 @pytest.mark.parametrize(("name", "command"), [
     ("mpirun-as-root", [*AS_ROOT, "mpirun", "-n", "1", "true"]),
     ("mpirun-daemons", [*MPIRUN, "--mca", "plm_rsh_agent", "false", "-H", "host.invalid", "-n", "1", "true"]),
+    ("mpi-on-cpu", [*MPIRUN, "-n", "1", "python", "-c", "import mindspore as ms; ms.set_context(device_target='CPU'); "
+                    "ms.communication.init()"]),
     ("module-not-found", [*MPIRUN, "-n", "1", "python", "-S", "-c", "import mindspore"]),
     ("local-worker-number", ["msrun", "--worker_num=2", "--master_port={port}", "--join=True", "script.py"]),
 ])

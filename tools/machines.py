@@ -61,6 +61,11 @@ def prepare(args, launch):
         prepare_mpirun(args, launch)
     elif args.nodes != "1":
         prepare_msrun(args, launch)
+    elif alone := [f"--{name}" for name, given in (
+            ("node-rank", args.node_rank), ("master-addr", args.master_addr), ("master-port", args.master_port),
+            ("interface", args.interface)) if given]:
+        raise ValueError(f"{alone[0]} is for several machines; name them, too: --nodes K with msrun, --hosts or "
+                         "--hostfile with mpirun")
 
 
 def refuse_if(wrong, sentence):

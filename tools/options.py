@@ -66,6 +66,8 @@ def ranks_shown(text):
     if not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text):
         raise argparse.ArgumentTypeError(f"'{text}' names no ranks; write all, first, or ranks such as 0,3 or 0-3")
     spans = [part.partition("-") for part in text.split(",")]
+    if wrong := [f"{low}-{high}" for low, _, high in spans if high and int(high) < int(low)]:
+        raise argparse.ArgumentTypeError(f"'{wrong[0]}' ends before it begins; write the lower rank first")
     return {rank for low, _, high in spans for rank in range(int(low), int(high or low) + 1)}
 
 
@@ -157,6 +159,8 @@ def parse(argv):
         os.execv(sys.executable, [sys.executable, args.script, "--help"])
     if args.restarts < 0 or (args.restarts and not any(word.startswith("--ckpt-dir") for word in options)):
         parser.error("--restarts takes a whole number, and needs -- --ckpt-dir DIR, where the ranks save")
+    if args.memory < 1:
+        parser.error(f"--memory takes a number of MB from 1, not {args.memory}")
     if not args.grace >= 0:
         parser.error(f"--grace takes a number of seconds from 0, not {args.grace}")
     args.name, args.options, args.neighbours = parser.prog, options, modules
