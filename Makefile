@@ -3,6 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
 jobs ?= $(shell echo $$((2 * $$(nproc))))
+reruns ?= 1
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 
 help:
@@ -23,7 +24,7 @@ demo:
 
 test:
 	@$(environment)
-	python -m pytest -q -n $(jobs) --dist worksteal tests
+	python -m pytest -q -n $(jobs) --dist worksteal --reruns $(reruns) -o tmp_path_retention_policy=failed tests
 
 doctor:
 	@[[ -n "$${VIRTUAL_ENV:-}" || ! -x .venv/bin/python3 ]] || PATH="$$PWD/.venv/bin:$$PATH"

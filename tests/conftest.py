@@ -9,6 +9,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "test_kills" not in item.name)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """What failed first and passed when it was run once more (make test reruns=0: it is not) is shown all the same."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"failed, and was run again: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+
+
 def make_dataset(tmp_path_factory, name):
     """A data set's folder; made once, whatever number of pytest-xdist's workers ask."""
     def make(folder):

@@ -12,7 +12,7 @@ set -euo pipefail
 _has_packages() {
     PATH="$1:$PATH" "$1/python" - <<'PYTHON' 2>/dev/null
 import importlib.util, shutil, sys
-packages = ["mindspore", "numpy", "mlxtend", "pytest", "xdist", "hypothesis", "asyncssh"]
+packages = ["mindspore", "numpy", "mlxtend", "pytest", "xdist", "pytest_rerunfailures", "hypothesis", "asyncssh"]
 sys.exit(any(importlib.util.find_spec(name) is None for name in packages) or shutil.which("mpirun") is None)
 PYTHON
 }
