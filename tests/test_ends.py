@@ -328,12 +328,27 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
 
 
 def test_a_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
-    with start(tmp_path, "import os, time\nrank = os.getenv('RANKS_RANK')\nprint('begin', flush=True)\n"
-                         "time.sleep(1)\nif rank == '0':\n    raise SystemExit('the other does not answer')\n"
-                         "time.sleep(0.1)\nos.kill(os.getpid(), 9)\n", 2, "--with", "table") as job:
+    with start(tmp_path, "import os, time\nif os.getenv('RANKS_RANK') == '0':\n"
+                         "    open('../part', 'w').write(str(os.getpid()))\n    os.rename('../part', '../first')\n"
+                         "    time.sleep(1)\n    raise SystemExit('the other does not answer')\n"
+                         "while not os.path.exists('../first'):\n    time.sleep(0.01)\n"
+                         "while os.path.exists('/proc/' + open('../first').read()):\n    time.sleep(0.01)\n"
+                         "os.kill(os.getpid(), 9)\n", 2, "--with", "table") as job:
         result = job.finish()
     assert result.code == 137, result.output
     assert "ranks.py: rank 1 failed, exit code 137." in result.output
+
+
+def test_the_rank_that_failed_is_named_and_not_one_that_was_ended_for_it(tmp_path):
+    """Here the agent of rank 0 is ended at once, as mpirun may do it."""
+    with start(tmp_path, "import os, subprocess, time\nif os.getenv('RANKS_RANK') == '0':\n"
+                         "    open('../part', 'w').write(str(os.getppid()))\n    os.rename('../part', '../agent')\n"
+                         "    time.sleep(600)\nwhile not os.path.exists('../agent'):\n    time.sleep(0.01)\n"
+                         "subprocess.Popen(['sh', '-c', 'sleep 0.1; kill -9 ' + open('../agent').read()],"
+                         "start_new_session=True)\nraise SystemExit(5)\n", 2, "--with", "table") as job:
+        result = job.finish()
+    assert result.code == 5, result.output
+    assert "ranks.py: rank 1 failed, exit code 5." in result.output
 
 
 def test_what_a_failed_rank_has_started_ends_with_it(tmp_path):

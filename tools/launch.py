@@ -319,7 +319,8 @@ class Job:
         # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
         self.listen(files, 0.3 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
-        failed = next((rank for rank in self.ranks.values() if rank["code"] == 137), failed[0])
+        killed = (rank for rank in self.ranks.values() if rank["code"] == 137 and "lost" not in rank)
+        failed = next(killed, failed[0])
         return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
 
     def listen(self, files, seconds):
