@@ -344,8 +344,9 @@ def test_the_rank_that_failed_is_named_and_not_one_that_was_ended_for_it(tmp_pat
     with start(tmp_path, "import os, subprocess, time\nif os.getenv('RANKS_RANK') == '0':\n"
                          "    open('../part', 'w').write(str(os.getppid()))\n    os.rename('../part', '../agent')\n"
                          "    time.sleep(600)\nwhile not os.path.exists('../agent'):\n    time.sleep(0.01)\n"
-                         "subprocess.Popen(['sh', '-c', 'sleep 0.1; kill -9 ' + open('../agent').read()],"
-                         "start_new_session=True)\nraise SystemExit(5)\n", 2, "--with", "table") as job:
+                         "wait = f'while [ -e /proc/{os.getpid()} ]; do sleep 0.01; done; kill -9 '\n"
+                         "subprocess.Popen(['sh', '-c', wait + open('../agent').read()], start_new_session=True)\n"
+                         "raise SystemExit(5)\n", 2, "--with", "table") as job:
         result = job.finish()
     assert result.code == 5, result.output
     assert "ranks.py: rank 1 failed, exit code 5." in result.output

@@ -317,7 +317,7 @@ class Job:
         if not failed or self.stopped:
             return None
         # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
-        self.listen(files, 0.3 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        self.listen(files, 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
         killed = (rank for rank in self.ranks.values() if rank["code"] == 137 and "lost" not in rank)
         failed = next(killed, failed[0])
