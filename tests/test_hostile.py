@@ -300,6 +300,22 @@ def test_a_folder_of_logs_with_a_slash(tmp_path):
     assert re.search(r"^ranks.py: the earlier mine is now mine\.\S+$", result.output, re.MULTILINE)
 
 
+def test_two_jobs_do_not_save_in_one_folder(tmp_path):
+    (tmp_path / "rank.py").write_text("import sys, time\nprint('ready', flush=True)\ntime.sleep(float(sys.argv[1]))\n")
+    command = (jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py")
+    with jobs.Job(*command, "--logs", "first", "--", 600, "--ckpt-dir", "ck", cwd=tmp_path) as first:
+        first.wait_for("ready")
+        for name in ("ck", "../" + tmp_path.name + "/ck/"):
+            other = jobs.run(*command, "--logs", "other", "--", 0, f"--ckpt-dir={name}", cwd=tmp_path)
+            assert other.code == 2
+            assert other.output == (f"ranks.py: --ckpt-dir {name} is that of a job that runs on this machine; wait for "
+                                    "its end, or name another one\n")
+        jobs.succeeded(jobs.run(*command, "--logs", "other", "--", 0, "--ckpt-dir", "another", cwd=tmp_path))
+        first.process.kill()
+        first.finish()
+    jobs.succeeded(jobs.run(*command, "--logs", "other", "--", 0, "--ckpt-dir", "ck", cwd=tmp_path))
+
+
 def test_where_options_of_the_script_go(mnist, tmp_path):
     result = jobs.run("bash", MNIST / "run.sh", mnist, 2, "--lr", 1, cwd=tmp_path)
     assert result.code == 2

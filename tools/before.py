@@ -5,6 +5,7 @@ look() raises ValueError with one sentence for what cannot work, and prints one 
 
 import contextlib
 import functools
+import hashlib
 import os
 import re
 import resource
@@ -163,6 +164,22 @@ def folder_above(path):
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
+KEPT = []  # names that this process has taken; Linux frees them at its end
+
+
+def kept_for_this_job(folder, first_rank):
+    """Take a folder of checkpoints for the ranks from the first one on; False if another launcher has it."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        key = hashlib.sha256(os.path.realpath(folder).encode(errors="surrogateescape")).hexdigest()
+        name.bind(f"\0ranks save {first_rank} {key}")
+    except OSError:
+        name.close()
+        return False
+    KEPT.append(name)
+    return True
+
+
 def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
     given = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
@@ -183,6 +200,9 @@ def look_at_disks(args, warn):
                 raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
             if not os.access(place, os.W_OK):
                 raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
+            if not kept_for_this_job(whole, args.local[0]):
+                raise ValueError(f"--ckpt-dir {path} is that of a job that runs on this machine; wait for its end, or "
+                                 "name another one")
         if free < LITTLE * MB and (what, path) not in mpirun:
             warn(f"the disk of {place} has {free // MB} MB free, and {what} go there; free some (df -h), or name "
                  "another folder")
