@@ -49,6 +49,8 @@ def check_options(parser, args):
     if folder and not args.resume and [*folder.glob("*-*_*.ckpt"), *folder.glob("*/*-*_*.ckpt")]:
         parser.error(f"{folder} holds checkpoints of an earlier run; go on from them with "
                      "--resume, or choose another --ckpt-dir")
+    if folder and getattr(args, "check", False):
+        print(f"saves in {folder}")  # the launcher lets no second job save there
 
 
 def load(file):

@@ -20,7 +20,7 @@ COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceS
 PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
                        re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
-CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*)\]\(")  # the second calls what a Partial or a Switch gave
+CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second calls what a Partial or a Switch gave
 CALLED = re.compile(r"@(?!Partial\(|FuncUnion\()([^\s(),\]]+)")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
@@ -141,7 +141,7 @@ def parse(text):
     parameters = {name: (dtype, tuple(int(dim) for dim in shape.split(",") if dim.strip()))
                   for dtype, shape, name in PARAMETER.findall(text)}
     entry = re.match(r"# IR entry: @(\S+)", text).group(1)
-    steps, output = {}, ()  # of each subgraph its collectives and the names of those it calls, in order
+    steps, output = {}, ()  # of each subgraph its collectives and calls (of one subgraph or one of some), in order
     lines = text.splitlines()
     for i, line in enumerate(lines):
         if line.startswith("subgraph @"):
@@ -151,7 +151,7 @@ def parse(text):
             node = NODE.match(line)
             called = CALL.search(line)
             if called:
-                steps[name] += CALLED.findall(called.group(1) or called.group(2))
+                steps[name].append(CALLED.findall(called.group(1) or called.group(2)))
             elif node and node.group(1) in COLLECTIVES:
                 end = next(j for j in range(i + 1, len(lines)) if not lines[j].startswith("      "))
                 steps[name].append(collective(node.group(1), line.partition("cnode_")[0], lines[i + 1],
@@ -162,11 +162,20 @@ def parse(text):
             except (StopIteration, ValueError, IndexError):
                 output = ()  # a kind of value not known here; who uses it gets an empty tuple
 
-    def expand(name, outer):
+    def expand(name, outer, other_sides):
+        """(collectives, subgraphs) of a subgraph, without those that other sides of a condition have reached."""
+        found, reached = [], {name}
         for step in steps.get(name, ()):
             if isinstance(step, Collective):
-                yield step
-            elif step not in outer:  # a recursive call: how often is not known
-                yield from expand(step, (*outer, step))
+                found.append(step)
+                continue
+            here = set()
+            for side in step:
+                if side not in {*outer, *other_sides, *here}:  # in outer: a loop, and how often is not known
+                    more, subgraphs = expand(side, (*outer, side), other_sides | here)
+                    found += more
+                    here |= subgraphs
+            reached |= here
+        return found, reached
 
-    return Graph(parameters, list(expand(entry, (entry,))), output)
+    return Graph(parameters, expand(entry, (entry,), set())[0], output)

@@ -36,7 +36,7 @@ FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that 
 def finish():
     """Write the facts and end at once: MindSpore's own end would wait for devices."""
     kinds = (Optimizer, NewOptimizer)
-    if job.failed and not facts["graphs"] and not facts["error"]:
+    if job.failed and not facts["error"]:
         facts["error"] = describe(job.failed)
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
@@ -85,6 +85,8 @@ def watch(executor):
         except Exception as error:
             job.failed = error  # should the script catch it
             raise
+        else:
+            job.failed = None
         finally:
             for name in FRONT_END if job.front_end else ():
                 del os.environ[name]
@@ -224,6 +226,7 @@ def run(file, graphs, options):
                               **dict(zip(("file", "line", "code"), user_frame(stop)))}
     except Exception as error:  # noqa: BLE001 - whatever a user's script raises is what we report
         traceback.print_exc()
-        if not (runs and isinstance(error, (ArithmeticError, AssertionError))):  # they judge numbers, too
+        judges = runs and isinstance(error, (ArithmeticError, AssertionError))  # numbers, too
+        if error is job.failed or not judges:
             facts["error"] = describe(error)
     finish()

@@ -453,6 +453,49 @@ def test_collectives_under_a_condition_count_too(dry_run):
         assert sorted(each["op"] for each in rank["collectives"]) == ["AllGather", "AllReduce", "AllReduce"]
 
 
+EARLY_ENDS = """
+# IR entry: @main_1
+subgraph @main_1(%para1_x) {
+  %0(a) = Switch(%para1_x, @yes_2, @no_3)
+      : (<Tensor[Bool], ()>, <Func, NoShape>, <Func, NoShape>) -> (<Func, NoShape>)
+  %1(b) = %0[@FuncUnion(@yes_2, @no_3)]()
+      : () -> (<Tensor[Float32], (2)>)
+  Return(%1)
+      : (<Tensor[Float32], (2)>)
+}
+
+subgraph @yes_2() {
+  %0(c) = AllReduce(%para1_x) primitive_attrs: {group: "hccl_world_group", fusion: I64(0), op: "sum"}
+      : (<Tensor[Float32], (2)>) -> (<Tensor[Float32], (2)>)
+  %1(d) = call @after_4(%0)
+      : (<Tensor[Float32], (2)>) -> (<Tensor[Float32], (2)>)
+  %2(e) = call @after_4(%1)
+      : (<Tensor[Float32], (2)>) -> (<Tensor[Float32], (2)>)
+  Return(%2)
+      : (<Tensor[Float32], (2)>)
+}
+
+subgraph @no_3() {
+  %0(f) = call @after_4(%para1_x)
+      : (<Tensor[Float32], (2)>) -> (<Tensor[Float32], (2)>)
+  Return(%0)
+      : (<Tensor[Float32], (2)>)
+}
+
+subgraph @after_4(%para2_y) {
+  %0(g) = AllGather(%para2_y) primitive_attrs: {group: "hccl_world_group", fusion: I64(0)}
+      : (<Tensor[Float32], (2)>) -> (<Tensor[Float32], (4)>)
+  Return(%0)
+      : (<Tensor[Float32], (4)>)
+}
+"""
+
+
+def test_what_both_sides_of_a_condition_call_counts_as_on_one_of_them():
+    found = graph_ir.parse(EARLY_ENDS.lstrip()).collectives
+    assert [one.op for one in found] == ["AllReduce", "AllGather", "AllGather"]
+
+
 CAUGHT = """
 import mindspore as ms
 from mindspore import ops
@@ -461,6 +504,10 @@ ms.communication.init()
 @ms.jit
 def bad(x):
     return ops.MatMul()(x, x)
+@ms.jit
+def good(x):
+    return x + 1
+good(ms.Tensor([1.0]))
 try:
     bad(ms.Tensor([[1.0, 2.0]]))
 except Exception:

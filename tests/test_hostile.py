@@ -269,6 +269,7 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
     log = jobs.run("sh", "-c", r"""printf '\377\nexit code 137\n' | exec "$@" """, "sh", jobs.PYTHON,
                    jobs.REPO / "tools/doctor.py", "explain", "-", cwd=tmp_path)
     assert log.code == 0, log.output
+    before.nvidia_smi.cache_clear()
 
 
 def test_nvidia_smi_that_hangs(tmp_path, monkeypatch):
@@ -301,16 +302,20 @@ def test_a_folder_of_logs_with_a_slash(tmp_path):
 
 
 def test_two_jobs_do_not_save_in_one_folder(tmp_path):
-    (tmp_path / "rank.py").write_text("import sys, time\nprint('ready', flush=True)\ntime.sleep(float(sys.argv[1]))\n")
+    """Named, twice, or the script's own."""
+    (tmp_path / "rank.py").write_text("import sys, time\nif '--check' in sys.argv:\n    print('saves in ck')\n"
+                                      "    sys.exit()\nprint('ready', flush=True)\ntime.sleep(float(sys.argv[1]))\n")
     command = (jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py")
-    with jobs.Job(*command, "--logs", "first", "--", 600, "--ckpt-dir", "ck", cwd=tmp_path) as first:
+    with jobs.Job(*command, "--logs", "first", "--", 600, "--ckpt-dir", "x", "--ckpt-dir", "ck", cwd=tmp_path) as first:
         first.wait_for("ready")
         for name in ("ck", "../" + tmp_path.name + "/ck/"):
             other = jobs.run(*command, "--logs", "other", "--", 0, f"--ckpt-dir={name}", cwd=tmp_path)
             assert other.code == 2
             assert other.output == (f"ranks.py: --ckpt-dir {name} is that of a job that runs on this machine; wait for "
                                     "its end, or name another one\n")
-        jobs.succeeded(jobs.run(*command, "--logs", "other", "--", 0, "--ckpt-dir", "another", cwd=tmp_path))
+        own = jobs.run(*command, "--check", "--logs", "other", "--", 0, cwd=tmp_path)
+        assert "--ckpt-dir ck is that of a job that runs on this machine" in own.output
+        jobs.succeeded(jobs.run(*command, "--logs", "other", "--", 0, "--ckpt-dir", "x", cwd=tmp_path))
         first.process.kill()
         first.finish()
     jobs.succeeded(jobs.run(*command, "--logs", "other", "--", 0, "--ckpt-dir", "ck", cwd=tmp_path))

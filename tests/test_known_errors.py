@@ -198,6 +198,9 @@ def test_errors_of_two_workers(tmp_path):
     ("local-worker-number", ["msrun", "--worker_num=2", "--master_port={port}", "--join=True", "script.py"]),
 ])
 def test_errors_of_commands(name, command, tmp_path):
+    if name == "mpi-on-cpu" and not jobs.run(jobs.PYTHON, "-c", "import ctypes; ctypes.CDLL('libmpi.so.40')",
+                                             cwd=tmp_path).code:
+        pytest.skip("every program of this machine finds libmpi.so.40, so MindSpore does, too")
     command = [word.format(port=jobs.free_port()) for word in command]
     result = jobs.run(*command, cwd=tmp_path, timeout=60)
     assert result.code != 0

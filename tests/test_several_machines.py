@@ -470,6 +470,8 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost"],
      "--nodes 2 needs --master-port"),
     ("run_msrun.sh", ["{mnist}", "2", "--node-rank", "0"], "--node-rank is for several machines; name them, too"),
+    ("run_msrun.sh", ["{mnist}", "2", "--nodes", "1", "--node-rank", "0", "--master-port", "28118", "--", "--lr", "x"],
+     "argument --lr: "),  # as slurm_job.sh has it where Slurm gives one machine
     ("run_msrun.sh", ["{mnist}", "4", "--wait"], "--wait must be a whole number of seconds, not ''"),
 ])
 def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path):

@@ -180,9 +180,13 @@ def end_orted():
 def end_session(child):
     """End a rank's script with all that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(child.pid, number)
-            child.wait(2)
+        deadline = time.monotonic() + 2
+        for pid in linux.session_of(child.pid):
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(pid, number)
+        while linux.session_of(child.pid) and time.monotonic() < deadline:
+            child.poll()
+            time.sleep(0.02)
 
 
 def write_environment(file):

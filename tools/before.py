@@ -4,6 +4,7 @@ look() raises ValueError with one sentence for what cannot work, and prints one 
 """
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -29,11 +30,14 @@ FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 o
 def nvidia_smi(*options):
     """What nvidia-smi prints; asked once. Empty where there is none."""
     try:
-        return subprocess.run(["nvidia-smi", *options], capture_output=True, check=False, encoding="utf-8",
-                              errors="replace", timeout=PATIENCE).stdout
+        asked = subprocess.Popen(["nvidia-smi", *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=subprocess.DEVNULL, encoding="utf-8", errors="replace")
     except OSError:
         return ""
+    try:
+        return asked.communicate(timeout=PATIENCE)[0]
     except subprocess.TimeoutExpired:
+        asked.kill()  # and not waited for: where the driver hangs, it may not even end
         raise ValueError(f"nvidia-smi gives no answer within {PATIENCE} s: the driver hangs; restart the machine, or "
                          "rehearse with DEVICE_TARGET=CPU") from None
 
@@ -173,17 +177,17 @@ def kept_for_this_job(folder, first_rank):
     try:
         key = hashlib.sha256(os.path.realpath(folder).encode(errors="surrogateescape")).hexdigest()
         name.bind(f"\0ranks save {first_rank} {key}")
-    except OSError:
+    except OSError as error:
         name.close()
-        return False
+        return error.errno != errno.EADDRINUSE
     KEPT.append(name)
     return True
 
 
 def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
-    given = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
-             if re.match("--ckpt-dir(=|$)", word)]
+    given = args.saves or [word.partition("=")[2] or following for word, following in
+                           zip(args.options, [*args.options[1:], ""]) if re.match("--ckpt-dir(=|$)", word)][-1:]
     mpirun = [("mpirun's own files", os.getenv("TMPDIR", "/tmp"))] * (args.launcher == "mpirun")
     for what, path in ((LOGS, os.getcwd()), *mpirun, *(("checkpoints", path) for path in given if path)):
         place = folder_above(path)

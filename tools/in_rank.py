@@ -129,6 +129,10 @@ class Exit(SystemExit):
             end(status & 255 if isinstance(status, int) else 1)
         return status
 
+    @code.setter
+    def code(self, status):
+        self.args = (status,)
+
 
 def end(code):
     """End this process without MindSpore's clean-up."""
@@ -155,12 +159,13 @@ def end_at_errors():
 
 
 def finish_writing(seconds=60):
-    """What Python does at its end and os._exit() does not: wait for threads, and write what open files hold back."""
-    deadline = time.monotonic() + seconds
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.current_thread() and thread is not threading.main_thread():
-            thread.join(max(0, deadline - time.monotonic()))
-    for file in [item for item in gc.get_objects() if issubclass(type(item), io.IOBase)]:
+    """What Python does at its end and os._exit() does not: end thread pools, wait for threads (so long at most), and
+    write what files hold back that were opened after the import of this one.
+    """
+    threads = threading.Thread(target=threading._shutdown, daemon=True)
+    threads.start()
+    threads.join(seconds)
+    for file in [sys.stdout, sys.stderr, *(item for item in gc.get_objects() if issubclass(type(item), io.IOBase))]:
         with contextlib.suppress(Exception):  # closed, or nobody reads it
             file.flush()
 

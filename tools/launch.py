@@ -159,6 +159,8 @@ def check_script(args):
                              if more and "arguments: --resume" in said else "")
     needs = re.search(r"needs (\d+) MB a rank", done.stdout)
     args.memory = int(needs.group(1)) if needs else args.memory
+    saves = re.search("^saves in (.+)$", done.stdout, re.MULTILINE)
+    args.saves = [saves[1]] if saves else []
 
 
 def new_folders(args, names):
@@ -319,8 +321,8 @@ class Job:
         # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
         self.listen(files, 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
-        killed = (rank for rank in self.ranks.values() if rank["code"] == 137 and "lost" not in rank)
-        failed = next(killed, failed[0])
+        spoke = [rank for rank in self.ranks.values() if rank["code"] and "lost" not in rank]  # of itself, by its agent
+        failed = next((rank for rank in spoke if rank["code"] == 137), (spoke or failed)[0])
         return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
 
     def listen(self, files, seconds):

@@ -27,7 +27,7 @@ def add_options(parser):
         help="with mpirun: the machines, and the cards or processes of each")
     add("--hostfile", action=Machines, metavar="FILE", help="the same, lines of HOST slots=NUMBER")
     add("--interface", metavar="NAME", help="network that the ranks will use")
-    add("--nodes", metavar="K", default="1", help="with msrun, typed on each of K machines: K")
+    add("--nodes", metavar="K", help="with msrun, typed on each of K machines: K")
     add("--node-rank", metavar="R", default="", help="0 to K-1: this machine")
     add("--master-addr", metavar="ADDRESS", help="of the machine with R = 0")
     add("--master-port", metavar="PORT", default="", help="a free port there")
@@ -53,6 +53,7 @@ def prepare(args, launch):
     """Check this machine and the others; raises ValueError for what cannot be started."""
     refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.wait),
               f"--wait must be a whole number of seconds, not '{args.wait}'")
+    own, args.nodes = args.nodes is None, "1" if args.nodes is None else args.nodes
     refuse_if(not re.fullmatch(r"[1-9]\d{0,3}", args.nodes),
               f"--nodes must be a whole number from 1, not '{args.nodes}'")
     refuse_if(args.hosts == "", f"no machines given. usage: {args.usage}")
@@ -61,9 +62,9 @@ def prepare(args, launch):
         prepare_mpirun(args, launch)
     elif args.nodes != "1":
         prepare_msrun(args, launch)
-    elif alone := [f"--{name}" for name, given in (
-            ("node-rank", args.node_rank), ("master-addr", args.master_addr), ("master-port", args.master_port),
-            ("interface", args.interface)) if given]:
+    elif alone := [name for name, given in (
+            ("--node-rank", args.node_rank), ("--master-addr", args.master_addr),
+            ("--master-port", args.master_port), ("--interface", args.interface)) if own and given]:
         raise ValueError(f"{alone[0]} is for several machines; name them, too: --nodes K with msrun, --hosts or "
                          "--hostfile with mpirun")
 
