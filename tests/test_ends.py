@@ -303,6 +303,7 @@ except SystemExit as end:
 rank = ms.communication.get_rank()
 held = open(f"held{rank}", "w")
 held.write("written")
+print("held back", end="")
 def late():
     time.sleep(0.5)
     open(f"late{rank}", "w").write("written")
@@ -319,7 +320,8 @@ sys.exit("the end")
 @pytest.mark.parametrize(("launcher", "how", "code"), [
     ("mpirun", "leave", 0), ("msrun", "leave", 0), ("table", "leave", 0), ("mpirun", "exit", 1)])
 def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(launcher, how, code, tmp_path):
-    with start(tmp_path, GOES_ON, 2, "--with", launcher, "--", RANKS.parent, how) as job:
+    # A minute is what an idle pool of threads would hold up a rank.
+    with start(tmp_path, GOES_ON, 2, "--with", launcher, "--time-limit", "55s", "--", RANKS.parent, how) as job:
         result = job.finish()
     assert result.code == code, result.output
     assert result.output.count("] caught 3\n") == 2 or code
@@ -327,6 +329,17 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
     folder = tmp_path / f"device{rank}" if launcher == "table" else tmp_path
     for name in ("held", "late"):
         assert (folder / f"{name}{rank}").read_text() == "written"
+
+
+@pytest.mark.parametrize("how", ["leave", "exit"])
+def test_what_ranks_have_printed_without_a_launcher(how, tmp_path):
+    """Nobody unbuffers their output, and mpirun gives them a pipe."""
+    (tmp_path / "train.py").write_text(GOES_ON)
+    result = jobs.run("mpirun", "-n", 1, *["--allow-run-as-root"] * (os.geteuid() == 0), jobs.PYTHON, "train.py",
+                      RANKS.parent, how, cwd=tmp_path)
+    assert result.code == (how == "exit"), result.output
+    assert "held back" in result.output
+    assert (tmp_path / "held0").read_text() == "written"
 
 
 def test_a_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):

@@ -158,11 +158,20 @@ def end_at_errors():
     sys.excepthook, sys.exit = show_and_end, leave
 
 
+def end_threads():
+    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads."""
+    for call in reversed(getattr(threading, "_threading_atexits", [])):
+        call()
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
+
+
 def finish_writing(seconds=60):
     """What Python does at its end and os._exit() does not: end thread pools, wait for threads (so long at most), and
     write what files hold back that were opened after the import of this one.
     """
-    threads = threading.Thread(target=threading._shutdown, daemon=True)
+    threads = threading.Thread(target=end_threads, daemon=True)
     threads.start()
     threads.join(seconds)
     for file in [sys.stdout, sys.stderr, *(item for item in gc.get_objects() if issubclass(type(item), io.IOBase))]:
