@@ -2,8 +2,8 @@
 # Trains on N processes of this machine, cards or CPU processes, and starts again after failures.
 #     bash run.sh MODE N [--restarts R] -- --ckpt-dir DIR [more options of train.py]
 #     bash run.sh MODE N --dry-run [-- options]     compile all ranks' Ascend graphs, without a card
-# MODE is data_parallel, hybrid_parallel, or, not on CPU, semi_auto_parallel. Up to R times all
-# ranks start again with --resume if-saved: from what all of them have saved, or from the beginning.
+# MODE is data_parallel, hybrid_parallel or semi_auto_parallel. Up to R times all ranks start again
+# with --resume if-saved: from what all of them have saved, or from the beginning.
 # Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of the failed rank.
 # Example: bash run.sh data_parallel 2 --restarts 3 -- --ckpt-dir ckpt
 set -euo pipefail

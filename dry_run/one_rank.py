@@ -27,7 +27,7 @@ from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.nn import Optimizer
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
-         "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
+         "evaluated": [],         "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
 OWN = (__file__, str(Path(__file__).with_name("fork_ranks.py")), "<string>")
 FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that is read, comes nothing more to report
@@ -38,6 +38,7 @@ def finish():
     kinds = (Optimizer, NewOptimizer)
     if job.failed and not facts["error"]:
         facts["error"] = describe(job.failed)
+    facts["graphs"] = facts["graphs"] or facts["evaluated"]
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
     trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), kinds)
@@ -91,7 +92,7 @@ def watch(executor):
             for name in FRONT_END if job.front_end else ():
                 del os.environ[name]
         for path in sorted(set(job.graphs.rglob("*_validate_*.ir")) - before):
-            facts["graphs"].append(str(path))
+            facts["evaluated" if job.evaluating else "graphs"].append(str(path))
             outputs[phase] = graph_ir.parse(path.read_text(encoding="utf-8", errors="replace")).output
         if hasattr(self, "get_parameter_layout"):
             facts["layouts"].update(self.get_parameter_layout(phase))

@@ -81,7 +81,7 @@ def leave(code=0):
     if _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
         _meet()
         _end_mpi(60)
-        _more.get("finish_writing", sys.stdout.flush)()
+        _more["finish_writing"]() if _more else sys.stdout.flush()
         os._exit(code)
 
 

@@ -40,7 +40,7 @@ parser.add_argument("--ckpt-dir", type=Path, help="save the trained weights in t
 parser.add_argument("--check", action="store_true", help="only check the options and the data")
 args = parser.parse_args()
 if min(args.epochs, args.steps, args.batch_size) < 1 or not 0 < args.lr < 1e9:
-    parser.error("--epochs, --steps, --batch-size and --lr must be greater than 0")
+    parser.error("--epochs, --steps, --batch-size and --lr must be greater than 0, --lr not huge")
 if args.check:
     sys.exit()
 data_path, test_images = args.data_path  # the folder, checked; how many test images it has

@@ -42,7 +42,7 @@ parser.add_argument("--ckpt-dir", type=Path, help="save what each rank holds aft
 parser.add_argument("--check", action="store_true", help="only check the options")
 args = parser.parse_args()
 if args.steps < 0 or not 0 < args.lr < 1e9:
-    parser.error("--steps must not be negative, --lr must be greater than 0")
+    parser.error("--steps must not be negative, --lr must be greater than 0, not huge")
 if args.slices is not None and args.mode != "semi_auto_parallel":
     parser.error(f"--slices is for semi_auto_parallel; {args.mode} does not take it")
 

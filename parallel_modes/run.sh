@@ -2,7 +2,7 @@
 # Trains in one of the parallel modes on N processes of this machine: N cards, or N CPU processes.
 #     bash run.sh MODE N [-- options of parallel_modes.py]
 #     bash run.sh MODE N --dry-run [-- options]     compile all ranks' Ascend graphs, without a card
-# MODE is data_parallel, hybrid_parallel, or, not on CPU, semi_auto_parallel or auto_parallel.
+# MODE is data_parallel, hybrid_parallel, semi_auto_parallel or auto_parallel.
 # Logs: log_output/1/rank.0/stdout, ... Exit code: 0, 2 for bad input, else that of the failed rank.
 # Example: bash run.sh semi_auto_parallel 4 -- --slices 2
 set -euo pipefail

@@ -535,13 +535,20 @@ def test_a_compilation_that_fails_where_the_script_catches_it(dry_run, tmp_path)
 
 def test_an_evaluation_before_the_training_is_no_step(dry_run, tmp_path):
     text = (SCRIPTS / "data_parallel.py").read_text().replace(
+        "self.fc2 = nn.Dense(64, 10)", "self.fc2, self.gather = nn.Dense(64, 10), ops.AllGather()").replace(
+        "self.fc2(ops.relu(self.fc1(x)))", "self.gather(self.fc2(ops.relu(self.fc1(x))))[:4]")
+    (tmp_path / "trains.py").write_text(text)
+    (tmp_path / "evaluates.py").write_text(text.replace(
         "0.1, 0.9))\nmodel.train(", "0.1, 0.9), metrics={'accuracy'})\nfor sink in (False, True):\n"
-        "    print('eval', model.eval(data, dataset_sink_mode=sink), flush=True)\nmodel.train(")
-    (tmp_path / "evaluates.py").write_text(text)
-    code, out, err, found = dry_run(2, "0", tmp_path / "evaluates.py", options=("--keep", str(tmp_path / "kept")))
-    assert code == 0, out + err
-    assert total(found["ranks"][0], "AllReduce") == found["ranks"][0]["trained_bytes"] > 0
-    log = (tmp_path / "kept" / "rank_0" / "log.txt").read_text()
+        "    print('eval', model.eval(data, dataset_sink_mode=sink), flush=True)\nmodel.train("))
+    collectives = []
+    for name in ("trains", "evaluates"):
+        code, out, err, found = dry_run(2, "0", tmp_path / f"{name}.py", options=("--keep", str(tmp_path / name)))
+        assert code == 0, out + err
+        collectives.append([(each["op"], each["bytes"]) for each in found["ranks"][0]["collectives"]])
+    assert {op for op, _ in collectives[0]} == {"AllGather", "AllReduce", "ReduceScatter"}
+    assert collectives[0] == collectives[1], "those of the evaluation are none of a step"
+    log = (tmp_path / "evaluates" / "rank_0" / "log.txt").read_text()
     assert log.count("eval {'accuracy': ") == 2 and "step: 1," in log
 
 

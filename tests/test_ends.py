@@ -163,11 +163,11 @@ import atexit, os, sys
 sys.path.insert(0, sys.argv[1])
 import mindspore as ms
 ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
+atexit.register(os.abort)
 import ranks
 from mindspore.communication import init
 ranks.join()
 init()
-atexit.register(os.abort)
 sys.exit("why")
 """
 
@@ -289,7 +289,9 @@ def test_who_ends_one_server_ends_both(tmp_path):
 
 # ------------------------------------------------------------------------------------------------ what is not the end
 GOES_ON = """
-import concurrent.futures, sys, threading, time
+import atexit, concurrent.futures, os, sys, threading, time
+early = open("early" + os.getenv("RANKS_RANK", "0"), "w")
+early.write("written")
 sys.path.insert(0, sys.argv[1])
 import mindspore as ms
 import ranks
@@ -308,9 +310,13 @@ def late():
     time.sleep(0.5)
     open(f"late{rank}", "w").write("written")
 threading.Thread(target=late).start()
+threading.Thread(target=sys.exit, args=(7,)).start()
+atexit.register(lambda: open(f"after{rank}", "w").write("written"))
 pool = concurrent.futures.ThreadPoolExecutor()
 pool.submit(print, "a thread that waits for more to do", flush=True)
-if sys.argv[2] == "leave":
+if sys.argv[2] == "no stdout":
+    sys.stdout = None
+if sys.argv[2] != "exit":
     ranks.leave()  # with msrun it does nothing
     sys.exit()
 sys.exit("the end")
@@ -327,11 +333,12 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
     assert result.output.count("] caught 3\n") == 2 or code
     rank = (re.findall(r"rank (\d) failed, exit code 1", result.output) or "0")[0]  # the other is ended with it
     folder = tmp_path / f"device{rank}" if launcher == "table" else tmp_path
-    for name in ("held", "late"):
+    assert "Traceback" not in result.output
+    for name in ("early", "held", "late", "after"):
         assert (folder / f"{name}{rank}").read_text() == "written"
 
 
-@pytest.mark.parametrize("how", ["leave", "exit"])
+@pytest.mark.parametrize("how", ["leave", "no stdout", "exit"])
 def test_what_ranks_have_printed_without_a_launcher(how, tmp_path):
     """Nobody unbuffers their output, and mpirun gives them a pipe."""
     (tmp_path / "train.py").write_text(GOES_ON)
@@ -365,6 +372,34 @@ def test_the_rank_that_failed_is_named_and_not_one_that_was_ended_for_it(tmp_pat
         result = job.finish()
     assert result.code == 5, result.output
     assert "ranks.py: rank 1 failed, exit code 5." in result.output
+
+
+ENDS_ALONE = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import mindspore as ms
+import ranks
+ms.set_context(device_target="CPU")
+ranks.join()
+ms.communication.init()
+if os.getenv("RANKS_RANK") in sys.argv[2]:
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("who", "sentence"), [
+    ("1", "rank 1 ended, with exit code 0, while others were at work, so mpirun ended them; let all ranks do"),
+    ("01", "(all ranks ended with exit code 0, mpirun with 1, which they|rank [01] ended, with exit code 0,)"),
+])
+def test_ranks_that_end_well_and_do_not_tell_mpirun(who, sentence, tmp_path):
+    """Both at once: mpirun may have ended the second for the first, or not."""
+    with start(tmp_path, ENDS_ALONE, 2, "--", RANKS.parent, who) as job:
+        result = job.finish()
+    assert result.code == 1, result.output
+    assert re.search(sentence, result.output), result.output
+    assert "memory ran out" not in result.output
+    assert not result.left_over
 
 
 def test_what_a_failed_rank_has_started_ends_with_it(tmp_path):

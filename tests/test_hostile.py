@@ -554,6 +554,18 @@ def started(job, program, timeout=60):
     raise AssertionError(f"no {program} runs:\n{job.output()}")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_mpirun_is_not_said_to_be_a_lack_of_memory(number, tmp_path):
+    (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path) as job:
+        job.wait_for("(?s)ready.*ready")
+        os.kill(started(job, "mpirun"), number)
+        result = job.finish(60)
+    assert result.code == 143, result.output
+    assert "ranks.py: the ranks were ended by TERM, which did not come from this program\n" in result.output
+    assert not result.left_over
+
+
 @pytest.mark.parametrize(("launcher", "killed", "when"), [
     ("run.sh", "mpirun", ""), ("run.sh", "mpirun", r"\[rank 1\] epoch: 0, step: 20"), ("run.sh", "launch.py", ""),
     ("run_msrun.sh", "msrun", ""), ("run_msrun.sh", "launch.py", r"\[rank 1\] epoch: 0, step: 20")])

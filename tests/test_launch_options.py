@@ -110,6 +110,8 @@ def test_the_scripts_own_options(launcher, option, tmp_path):
     (("--show", "0,2"), "--show names rank 2, but there are ranks 0 to 1"),
     (("--show", "5-3"), "'5-3' ends before it begins; write the lower rank first"),
     (("--memory", "-5"), "--memory takes a number of MB from 1, not -5"),
+    (("--background",), "--background needs a launcher that makes a folder for the run; here write nohup"),
+    (("--report", "log_output"), "log_output cannot be written: there will be the logs"),
     (("--bind", "core"), "invalid choice: 'core'"),
     (("--restarts", 1), "--restarts takes a whole number, and needs -- --ckpt-dir DIR"),
     (("--grace", "-1"), "--grace takes a number of seconds from 0, not -1.0"),

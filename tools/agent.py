@@ -135,7 +135,10 @@ class Agent:
 
     def end(self, *by_signal):
         """End the script and this process."""
-        if not by_signal:
+        if by_signal:  # by mpirun, or by somebody's kill
+            with contextlib.suppress(OSError):
+                self.link.sendall(b'\n{"ended": true}\n')  # the signal may have come in the middle of a message
+        else:
             end_orted()
         end_session(self.script)
         os._exit(143)

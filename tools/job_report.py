@@ -22,6 +22,8 @@ def prepare(args):
     if not args.report:
         return
     try:
+        if os.path.realpath(args.report) == os.path.realpath(args.inside or args.logs):
+            raise OSError(0, "there will be the logs")
         trial = partly(place_of(args.report))
         os.close(os.open(trial, os.O_WRONLY | os.O_CREAT, 0o666))
         os.unlink(trial)

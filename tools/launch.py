@@ -207,7 +207,8 @@ class Job:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
-        self.asked, self.reason = None, None  # when the ranks were asked where they stand; why the job was ended
+        self.asked = None  # when the ranks were asked where they stand
+        self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
 
     @property
@@ -323,7 +324,16 @@ class Job:
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
         spoke = [rank for rank in self.ranks.values() if rank["code"] and "lost" not in rank]  # of itself, by its agent
         failed = next((rank for rank in spoke if rank["code"] == 137), (spoke or failed)[0])
-        return 128 - self.starter if (self.starter or 0) < 0 else failed["code"], failed["rank"]
+        if (self.starter or 0) < 0:
+            return 128 - self.starter, failed["rank"]
+        early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
+        if early and "ended" in failed and "exiting improperly" in text_of(self.log):
+            self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, so mpirun ended "
+                          "them; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
+            return 1, early["rank"]
+        if "ended" in failed:
+            self.guess = "the ranks were ended by TERM, which did not come from this program"
+        return failed["code"], failed["rank"]
 
     def listen(self, files, seconds):
         """A rank has failed: hear the others for a moment. One that was killed is the cause, though another one, which
@@ -361,7 +371,7 @@ class Job:
         *messages, state["rest"] = (state["rest"] + data).split(b"\n")
         if state["rank"] is None and (self.is_strange(messages) or len(state["rest"]) > 1 << 20):
             return False
-        for message in map(json.loads, messages):
+        for message in filter(None, map(whole, messages)):
             if state["rank"] is None:
                 state["rank"] = self.ranks[message["rank"]] = {
                     **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0, "losses": [],
@@ -372,7 +382,7 @@ class Job:
             for line in message.get("lines", ()):
                 self.show(state["rank"], line)
         if not data and state["rank"] and state["rank"]["code"] is None:
-            state["rank"].update(code=137, lost=state.get("lost"))
+            state["rank"].update(code=143 if "ended" in state["rank"] else 137, lost=state.get("lost"))
         return bool(data)
 
     def is_strange(self, messages):
@@ -450,6 +460,13 @@ class Job:
             rank["link"].close()
 
 
+def whole(message):
+    """What an agent says; None of what a signal cut off in the middle."""
+    with contextlib.suppress(ValueError):
+        return json.loads(message)
+    return None
+
+
 def death_of_starter(args, job):
     """What to say if not a rank but mpirun or msrun was ended by a signal, else None."""
     if args.launcher == "table" or not job.starter or job.starter > 0:
@@ -476,7 +493,7 @@ def report(args, job, code, failed):
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)
     reason = job.reason or next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
-    reason = reason or death_of_starter(args, job)
+    reason = reason or death_of_starter(args, job) or job.guess
     args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
@@ -560,6 +577,9 @@ def run(args):
         if job.stopped:
             return code
         code = code if code or job.ranks else 1
+        if code and failed is None and job.ranks and all(rank["code"] == 0 for rank in job.ranks.values()):
+            job.guess = (f"all ranks ended with exit code 0, {args.launcher} with {code}, which they did not tell that "
+                         "they end; end the script by ranks.leave(), or normally")
         report(args, job, code, failed)
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break

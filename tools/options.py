@@ -166,6 +166,9 @@ def parse(argv):
     args.name, args.options, args.neighbours = parser.prog, options, modules
     args.logs = os.path.normpath(args.logs or ("log_msrun" if args.launcher == "msrun" else "log_output"))
     args.folder = args.folder or ("device" if args.launcher == "table" else None)
+    if args.background and not args.inside:
+        parser.error("--background needs a launcher that makes a folder for the run; here write nohup bash "
+                     f"{parser.prog} ... >log 2>&1 &")
     args.saves = []  # where the script saves, if its check says so
     args.jobs, args.failure, args.timed_out = [], None, False  # what --report tells
     args.report = os.path.abspath(args.report) if args.report else None
