@@ -189,11 +189,13 @@ def end_threads():
 
 
 def writes_files():
-    """Is any file, pipe or device open for writing beside the standard ones? Else no object need be looked at."""
+    """Is any file open for writing, beside the standard ones and MPI's memory, which is deleted? Else no object need be
+    looked at.
+    """
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
             flags = re.search(r"^flags:\s*(\d+)", Path(f"/proc/self/fdinfo/{number}").read_text(), re.MULTILINE)
-            if int(number) > 2 and int(flags[1], 8) & 3 and os.readlink(f"/proc/self/fd/{number}").startswith("/"):
+            if int(number) > 2 and int(flags[1], 8) & 3 and os.path.exists(os.readlink(f"/proc/self/fd/{number}")):
                 return True
     return False
 
