@@ -389,7 +389,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("who", "sentence"), [
-    ("1", "rank 1 ended, with exit code 0, while others were at work, so mpirun ended them; let all ranks do"),
+    ("1", "rank 1 ended, with exit code 0, while others were at work, which ended them, too; let all"),
     ("01", "(all ranks ended with exit code 0, mpirun with 1, which they|rank [01] ended, with exit code 0,)"),
 ])
 def test_ranks_that_end_well_and_do_not_tell_mpirun(who, sentence, tmp_path):

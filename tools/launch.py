@@ -327,9 +327,10 @@ class Job:
         if (self.starter or 0) < 0:
             return 128 - self.starter, failed["rank"]
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
-        if early and "ended" in failed and "exiting improperly" in text_of(self.log):
-            self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, so mpirun ended "
-                          "them; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
+        if early and ("exiting improperly" in text_of(self.log) if "ended" in failed  # by mpirun, or by MindSpore,
+                      else failed["code"] == 143 and early["rank"] == 0):  # which has lost the scheduler
+            self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
+                          "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
             return 1, early["rank"]
         if "ended" in failed:
             self.guess = "the ranks were ended by TERM, which did not come from this program"
