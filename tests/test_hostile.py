@@ -251,7 +251,8 @@ def test_a_user_without_home_and_name(tmp_path):
     if jobs.run(*who, "true", cwd=tmp_path).code:
         pytest.skip("this machine does not let its users make namespaces of their own")
     (tmp_path / "rank.py").write_text("print('hello')\n")
-    result = jobs.succeeded(jobs.run(*who, jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path))
+    result = jobs.succeeded(jobs.run(*who, jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path,
+                                     env={"TMPDIR": str(tmp_path)}))  # /tmp/ompi.HOST.12345 may be another user's
     assert "[rank 1] hello" in result.output
 
 
