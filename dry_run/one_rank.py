@@ -27,7 +27,7 @@ from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.nn import Optimizer
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
-         "evaluated": [],         "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
+         "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
 OWN = (__file__, str(Path(__file__).with_name("fork_ranks.py")), "<string>")
 FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that is read, comes nothing more to report

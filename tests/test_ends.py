@@ -349,13 +349,22 @@ def test_what_ranks_have_printed_without_a_launcher(how, tmp_path):
     assert (tmp_path / "held0").read_text() == "written"
 
 
+KNOWS_THE_FIRST = """
+import os, subprocess, time
+if os.getenv("RANKS_RANK") == "0":
+    open("../part", "w").write(f"{os.getpid()} {os.getppid()}")
+    os.rename("../part", "../first")
+else:
+    while not os.path.exists("../first"):
+        time.sleep(0.01)
+    first, agent = open("../first").read().split()
+"""
+
+
 def test_a_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
-    with start(tmp_path, "import os, time\nif os.getenv('RANKS_RANK') == '0':\n"
-                         "    open('../part', 'w').write(str(os.getpid()))\n    os.rename('../part', '../first')\n"
-                         "    time.sleep(1)\n    raise SystemExit('the other does not answer')\n"
-                         "while not os.path.exists('../first'):\n    time.sleep(0.01)\n"
-                         "while os.path.exists('/proc/' + open('../first').read()):\n    time.sleep(0.01)\n"
-                         "os.kill(os.getpid(), 9)\n", 2, "--with", "table") as job:
+    with start(tmp_path, KNOWS_THE_FIRST + "    while os.path.exists(f'/proc/{first}'):\n        time.sleep(0.01)\n"
+                         "    os.kill(os.getpid(), 9)\ntime.sleep(1)\nraise SystemExit('the other does not answer')\n",
+               2, "--with", "table") as job:
         result = job.finish()
     assert result.code == 137, result.output
     assert "ranks.py: rank 1 failed, exit code 137." in result.output
@@ -363,12 +372,9 @@ def test_a_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
 
 def test_the_rank_that_failed_is_named_and_not_one_that_was_ended_for_it(tmp_path):
     """Here the agent of rank 0 is ended at once, as mpirun may do it."""
-    with start(tmp_path, "import os, subprocess, time\nif os.getenv('RANKS_RANK') == '0':\n"
-                         "    open('../part', 'w').write(str(os.getppid()))\n    os.rename('../part', '../agent')\n"
-                         "    time.sleep(600)\nwhile not os.path.exists('../agent'):\n    time.sleep(0.01)\n"
-                         "wait = f'while [ -e /proc/{os.getpid()} ]; do sleep 0.01; done; kill -9 '\n"
-                         "subprocess.Popen(['sh', '-c', wait + open('../agent').read()], start_new_session=True)\n"
-                         "raise SystemExit(5)\n", 2, "--with", "table") as job:
+    with start(tmp_path, KNOWS_THE_FIRST + "    end = f'while [ -e /proc/{os.getpid()} ]; do sleep 0.01; done; '\n"
+                         "    subprocess.Popen(['sh', '-c', end + 'kill -9 ' + agent], start_new_session=True)\n"
+                         "    raise SystemExit(5)\ntime.sleep(600)\n", 2, "--with", "table") as job:
         result = job.finish()
     assert result.code == 5, result.output
     assert "ranks.py: rank 1 failed, exit code 5." in result.output

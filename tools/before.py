@@ -4,7 +4,6 @@ look() raises ValueError with one sentence for what cannot work, and prints one 
 """
 
 import contextlib
-import errno
 import functools
 import hashlib
 import os
@@ -15,6 +14,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+
+import linux
 
 MB = 1 << 20
 # Measured: Open MPI asks for 4.2 MB a rank, a worker process of a data set for 10 MB (pictures of 224x224, batch 8).
@@ -168,22 +169,6 @@ def folder_above(path):
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
-KEPT = []  # names that this process has taken; Linux frees them at its end
-
-
-def kept_for_this_job(folder, first_rank):
-    """Take a folder of checkpoints for the ranks from the first one on; False if another launcher has it."""
-    name = socket.socket(socket.AF_UNIX)
-    try:
-        key = hashlib.sha256(os.path.realpath(folder).encode(errors="surrogateescape")).hexdigest()
-        name.bind(f"\0ranks save {first_rank} {key}")
-    except OSError as error:
-        name.close()
-        return error.errno != errno.EADDRINUSE
-    KEPT.append(name)
-    return True
-
-
 def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
     given = args.saves or [word.partition("=")[2] or following for word, following in
@@ -204,7 +189,8 @@ def look_at_disks(args, warn):
                 raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
             if not os.access(place, os.W_OK):
                 raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
-            if not kept_for_this_job(whole, args.local[0]):
+            key = hashlib.sha256(os.path.realpath(whole).encode(errors="surrogateescape")).hexdigest()
+            if not linux.take(f"ranks save {args.local[0]} {key}"):
                 raise ValueError(f"--ckpt-dir {path} is that of a job that runs on this machine; wait for its end, or "
                                  "name another one")
         if free < LITTLE * MB and (what, path) not in mpirun:

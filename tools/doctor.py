@@ -349,10 +349,6 @@ def port_number(text):
 
 
 def main():
-    if sys.argv[1:] == ["explain"]:
-        print("doctor.py: name a log: python3 tools/doctor.py explain log_output/1/rank.0/stdout (- is stdin)",
-              file=sys.stderr)
-        return 2
     if sys.argv[1:2] == ["explain"] and "-h" not in sys.argv:
         return known_errors.explain(sys.argv[2:])
     if sys.argv[1:] == ["troubleshooting"]:

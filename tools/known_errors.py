@@ -139,10 +139,13 @@ def hint(log, code, otherwise=()):
 def explain(names):
     """Print what is known about the messages of logs ("-" is stdin); 0, 1 if nothing is, 2 if one cannot be read."""
     code, entries = 1, read()
+    if not names:
+        print("doctor.py: name a log: python3 tools/doctor.py explain log_output/1/rank.0/stdout (- is stdin)",
+              file=sys.stderr)
+        return 2
     for name in names:
         try:
-            text = sys.stdin.buffer.read().decode("utf-8", "replace") if name == "-" else Path(name).read_text(
-                encoding="utf-8", errors="replace")
+            text = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8", "replace")
         except OSError as error:
             print(f"doctor.py: cannot read {name}: {error.strerror}; give the path of a log, or - for stdin",
                   file=sys.stderr)

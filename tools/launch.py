@@ -50,22 +50,14 @@ def listens(address):
         return probe.connect_ex(address) == 0
 
 
-KEPT = []  # names of ports that this process has chosen
-
-
 def free_port():
     """A port that nobody uses: below those that Linux gives out, away from 8118 + 256 * rank, which MindSpore uses.
 
     It is used only when MindSpore has been imported; until this process ends, no other launcher chooses it.
     """
     for port in random.sample(range(20000, 30000), 999):
-        name = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError):  # taken
-            name.bind(f"\0ranks {port}")
-            if not listens(("127.0.0.1", port)):
-                KEPT.append(name)
-                return port
-        name.close()
+        if not listens(("127.0.0.1", port)) and linux.take(f"ranks {port}"):
+            return port
     raise OSError("no port from 20000 to 29999 is free")
 
 
@@ -159,8 +151,7 @@ def check_script(args):
                              if more and "arguments: --resume" in said else "")
     needs = re.search(r"needs (\d+) MB a rank", done.stdout)
     args.memory = int(needs.group(1)) if needs else args.memory
-    saves = re.search("^saves in (.+)$", done.stdout, re.MULTILINE)
-    args.saves = [saves[1]] if saves else []
+    args.saves = re.findall("^saves in (.+)$", done.stdout, re.MULTILINE)
 
 
 def new_folders(args, names):
@@ -370,9 +361,11 @@ class Job:
         except OSError as error:  # the network to its machine is down
             data, state["lost"] = b"", error.strerror
         *messages, state["rest"] = (state["rest"] + data).split(b"\n")
-        if state["rank"] is None and (self.is_strange(messages) or len(state["rest"]) > 1 << 20):
-            return False
-        for message in filter(None, map(whole, messages)):
+        messages = [*map(whole, messages)]
+        if state["rank"] is None and (len(state["rest"]) > 1 << 20 or (
+                messages and messages[0].get("token") != self.token)):
+            return False  # no agent of this job: a port scanner may have found it
+        for message in filter(None, messages):
             if state["rank"] is None:
                 state["rank"] = self.ranks[message["rank"]] = {
                     **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0, "losses": [],
@@ -385,13 +378,6 @@ class Job:
         if not data and state["rank"] and state["rank"]["code"] is None:
             state["rank"].update(code=143 if "ended" in state["rank"] else 137, lost=state.get("lost"))
         return bool(data)
-
-    def is_strange(self, messages):
-        """Are the first words on a connection not those of an agent of this job? A port scanner may have found it."""
-        try:
-            return messages and json.loads(messages[0]).pop("token") != self.token
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            return True
 
     def show(self, rank, line):
         if "Event base dispatch success" in line:
@@ -462,10 +448,11 @@ class Job:
 
 
 def whole(message):
-    """What an agent says; None of what a signal cut off in the middle."""
-    with contextlib.suppress(ValueError):
-        return json.loads(message)
-    return None
+    """What an agent says; {} for what a signal cut off in the middle, and for a stranger's words."""
+    with contextlib.suppress(ValueError, RecursionError):
+        said = json.loads(message)
+        return said if isinstance(said, dict) else {}
+    return {}
 
 
 def death_of_starter(args, job):

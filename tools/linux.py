@@ -2,7 +2,9 @@
 
 import contextlib
 import ctypes
+import errno
 import signal
+import socket
 from pathlib import Path
 
 
@@ -22,6 +24,21 @@ def stats_of(leader):
 def session_of(leader):
     """The processes of a session that still run."""
     return [pid for pid, stat in stats_of(leader).items() if stat[0] != "Z"]
+
+
+TAKEN = []  # names that this process has taken
+
+
+def take(name):
+    """Take a name until this process ends; False if another one of this machine has it."""
+    taken = socket.socket(socket.AF_UNIX)
+    try:
+        taken.bind(f"\0{name}")
+    except OSError as error:
+        taken.close()
+        return error.errno != errno.EADDRINUSE
+    TAKEN.append(taken)
+    return True
 
 
 def die_with_parent(by=signal.SIGKILL):
