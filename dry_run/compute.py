@@ -106,6 +106,8 @@ def arguments():
         parser.error(f"-n {options.n}: a job has at least 1 rank")
     if not options.check and (options.script is None or not Path(options.script).is_file()):
         parser.error(f"{options.script or 'SCRIPT'}: no such script")
+    if options.n is not None and ":" in options.args:
+        parser.error("mpirun ends a command at an argument that is only ':'; the script cannot have it")
     if missing():
         parser.error(missing())
     timeout, keep = os.environ.get("COMPUTE_TIMEOUT", "300"), os.environ.get("COMPUTE_KEEP")

@@ -33,6 +33,7 @@ from plan import PlanError
 
 PLANNED = ("semi_auto_parallel", "auto_parallel")  # the modes that MindSpore has no plan for on CPU
 GROUP = "hccl_world_group"
+TOOLS = Path(__file__).resolve().parent.parent / "tools"  # may be missing
 
 
 class Computer:
@@ -41,6 +42,7 @@ class Computer:
     def __init__(self):
         self.computations, self.links, self.phase = {}, None, ""
         self.replicas = {}
+        self.joined = False  # does the script leave it to this program to connect the ranks?
         self.said = set()
 
     def say(self, line):
@@ -107,9 +109,10 @@ class Computer:
 
     def finish(self):
         """The end of all ranks: compare what they hold in common, then end MPI. Returns the exit code."""
-        if self.links is None:
+        if self.links is None and not self.joined:  # the script has seen to it that its ranks end together
             return 0
         try:
+            self.links = self.links or Collectives(management.get_rank(), management.get_group_size())
             trouble = run_plan.unlike_replicas(self.replicas, self.links)
             if trouble and self.links.rank == 0:
                 print(f"compute.py: {trouble}", file=sys.stderr, flush=True)
@@ -174,9 +177,8 @@ def be_a_cpu(computer):
     MSContext.get_instance().register_check_env_callback(lambda *_: None)  # it would look for the rest of CANN
     MSContext.get_instance().register_set_env_callback(lambda *_: None)
     ms.set_context(device_target="CPU")
-    quick = Path(__file__).resolve().parent.parent / "tools" / "convolutions.py"
-    if quick.is_file():
-        runpy.run_path(str(quick))["take_over"]()
+    if TOOLS.is_dir():
+        runpy.run_path(str(TOOLS / "convolutions.py"))["take_over"]()
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     # Both ways to ask for a device end here; a card's number means nothing here.
@@ -197,13 +199,14 @@ def be_a_cpu(computer):
     Model.train = train_without_sink
 
 
-def join_cluster():
+def join_cluster(computer):
     """Where mpirun started this rank and nobody has told MindSpore of the others: tell it."""
     init = management.init
 
     def join_and_init(backend_name=None):
         if "OMPI_COMM_WORLD_RANK" in os.environ and "MS_ROLE" not in os.environ:
             set_cluster()
+            computer.joined = True
         return init() if backend_name in ("hccl", "nccl", None) else init(backend_name)
 
     management.init = ms.communication.init = join_and_init
@@ -276,9 +279,10 @@ def show(error, rank):
 def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
     computer = Computer()
+    finish_writing = runpy.run_path(str(TOOLS / "ending.py"))["finish_writing"] if TOOLS.is_dir() else lambda _: None
     gc.freeze()  # garbage is collected after each graph; what MindSpore's import has made is none
     be_a_cpu(computer)
-    join_cluster()
+    join_cluster(computer)
     os._exit = lambda code: leave(computer, code)
     for name in ("GraphExecutor_", "JitExecutor_"):
         if hasattr(_c_expression, name):
@@ -298,4 +302,5 @@ def main(script, args):
     except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
         show(error, computer.links.rank if computer.links else 0)
         code = 1
+    finish_writing(5 if code else 60)
     leave(computer, code)

@@ -270,6 +270,7 @@ def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
 @pytest.mark.parametrize(("args", "told"), [
     (("-n", "0", SMALL), "a job has at least 1 rank"),
     (("-n", "2", "none.py"), "none.py: no such script"),
+    (("-n", "2", SMALL, "--", ":"), "mpirun ends a command at an argument that is only ':'"),
     ((SMALL,), "one of the arguments -n --rank --check is required"),
 ])
 def test_bad_arguments(args, told, tmp_path):
@@ -280,6 +281,31 @@ def test_bad_arguments(args, told, tmp_path):
 
 def test_check_says_that_all_is_there(tmp_path):
     assert succeeded(run(PYTHON, COMPUTE, "--check", cwd=tmp_path)).output == ""
+
+
+NO_PLAN = """
+import atexit, threading, time
+import mindspore as ms
+ms.communication.init()
+rank = ms.communication.get_rank()
+held = open(f"held{rank}", "w")
+held.write("written")
+def late():
+    time.sleep(2 * rank)
+    open(f"late{rank}", "w").write("written")
+threading.Thread(target=late).start()
+atexit.register(lambda: open(f"after{rank}", "w").write("written"))
+print("rank", rank, "held back", end="")
+"""
+
+
+def test_a_script_without_a_plan_ends_as_in_python(tmp_path):
+    """Rank 1 is still at work when rank 0 has ended, which has MindSpore's scheduler."""
+    (tmp_path / "train.py").write_text(NO_PLAN)
+    result = succeeded(compute(2, "train.py", cwd=tmp_path))
+    for rank in range(2):
+        assert f"rank {rank} held back" in result.output
+        assert {(tmp_path / f"{name}{rank}").read_text() for name in ("held", "late", "after")} == {"written"}
 
 
 def test_what_mindspores_import_made_is_not_looked_through_for_garbage(tmp_path):

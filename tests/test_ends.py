@@ -311,7 +311,7 @@ def late():
     open(f"late{rank}", "w").write("written")
 threading.Thread(target=late).start()
 threading.Thread(target=sys.exit, args=(7,)).start()
-atexit.register(lambda: open(f"after{rank}", "w").write("written"))
+atexit.register(lambda function: open(f"after{rank}", "w").write("written"), function=0)
 pool = concurrent.futures.ThreadPoolExecutor()
 pool.submit(print, "a thread that waits for more to do", flush=True)
 if sys.argv[2] == "no stdout":

@@ -117,6 +117,8 @@ def test_the_scripts_own_options(launcher, option, tmp_path):
     (("--grace", "-1"), "--grace takes a number of seconds from 0, not -1.0"),
     (("--grace", "nan"), "--grace takes a number of seconds from 0, not nan"),
     (("--report", "/"), "--report / cannot be written: it is no ordinary file"),
+    (("--logs", "a:b"), "--logs a:b: mpirun takes no : in its name; name another folder"),
+    (("--", ":"), "mpirun ends a command at an option that is only ':'"),
     (("--report", "."), "it is no ordinary file"),
     (("--report", "nowhere/report.json"), "nowhere/report.json cannot be written: No such file or directory; name"),
 ])

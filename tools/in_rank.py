@@ -5,19 +5,15 @@ ranks.join() calls prepare() and use_mpi(), on CPU.
 """
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import gc
-import io
 import os
-import re
 import runpy
 import socket
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
 
@@ -36,25 +32,9 @@ def beside(name):
     return runpy.run_path(str(Path(__file__).resolve().with_name(name)))
 
 
-AT_END = []  # what the script, and not MindSpore, has registered with atexit: (function, arguments, keywords)
-
-
-def note_at_end(function, *arguments, register=atexit.register, **keywords):
-    """atexit.register() for scripts, whose functions run also where MindSpore's do not."""
-    if not str(getattr(function, "__module__", "")).startswith("mindspore"):
-        AT_END.append((function, arguments, keywords))
-    return register(function, *arguments, **keywords)
-
-
-def forget_at_end(function, unregister=atexit.unregister):
-    """atexit.unregister()."""
-    AT_END[:] = [noted for noted in AT_END if noted[0] != function]
-    unregister(function)
-
-
-atexit.register, atexit.unregister = note_at_end, forget_at_end
 argparse.ArgumentParser.error = say_once
 beside("loss_lines.py")
+finish_writing = beside("ending.py")["finish_writing"]
 gc.freeze()  # MindSpore collects garbage after each graph; to look through what its import has made would take long
 
 
@@ -177,49 +157,6 @@ def end_at_errors():
         raise (Exit if threading.current_thread() is threading.main_thread() else SystemExit)(*status)
 
     sys.excepthook, sys.exit = show_and_end, leave
-
-
-def end_threads():
-    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads."""
-    for call in reversed(getattr(threading, "_threading_atexits", [])):
-        call()
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.main_thread():
-            thread.join()
-
-
-def writes_files():
-    """Is any file open for writing, beside the standard ones and MPI's memory, which is deleted? Else no object need be
-    looked at.
-    """
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            flags = re.search(r"^flags:\s*(\d+)", Path(f"/proc/self/fdinfo/{number}").read_text(), re.MULTILINE)
-            if int(number) > 2 and int(flags[1], 8) & 3 and os.path.exists(os.readlink(f"/proc/self/fd/{number}")):
-                return True
-    return False
-
-
-def finish_writing(seconds=60):
-    """What Python does at its end and os._exit() does not: end thread pools, wait for threads (so long at most), call
-    what the script has registered with atexit, and write what open files hold back.
-    """
-    threads = threading.Thread(target=end_threads, daemon=True)
-    threads.start()
-    threads.join(seconds)
-    while AT_END:
-        function, arguments, keywords = AT_END.pop()
-        try:
-            function(*arguments, **keywords)
-        except Exception:  # noqa: BLE001  # as Python: the next one is called all the same
-            traceback.print_exc()
-    files = [sys.stdout, sys.stderr, sys.__stdout__]
-    if writes_files():
-        gc.unfreeze()
-        files += [item for item in gc.get_objects() if issubclass(type(item), io.IOBase)]
-    for file in files:
-        with contextlib.suppress(Exception):  # closed, or nobody reads it
-            file.flush()
 
 
 def use_mpi():

@@ -1,0 +1,80 @@
+"""What Python does at the end of a process and os._exit(), by which ranks end, does not: finish_writing().
+
+Importing it, atexit notes what is registered.
+"""
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import re
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+
+def note_at_end():
+    """Have atexit note what the script, and not MindSpore, registers; once a process, whoever runs this file."""
+    register, unregister, noted = atexit.register, atexit.unregister, []
+
+    def note(function, /, *arguments, **keywords):
+        if not str(getattr(function, "__module__", "")).startswith("mindspore"):
+            noted.append((function, arguments, keywords))
+        return register(function, *arguments, **keywords)
+
+    def forget(function):
+        noted[:] = [each for each in noted if each[0] != function]
+        unregister(function)
+
+    note.noted = noted
+    atexit.register, atexit.unregister = note, forget
+
+
+if not hasattr(atexit.register, "noted"):
+    note_at_end()
+AT_END = atexit.register.noted  # (function, arguments, keywords)
+
+
+def end_threads():
+    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads."""
+    for call in reversed(getattr(threading, "_threading_atexits", [])):
+        call()
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
+
+
+def writes_files():
+    """Is any file open for writing, beside the standard ones and MPI's memory, which is deleted? Else no object need be
+    looked at.
+    """
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            flags = re.search(r"^flags:\s*(\d+)", Path(f"/proc/self/fdinfo/{number}").read_text(), re.MULTILINE)
+            if int(number) > 2 and int(flags[1], 8) & 3 and os.path.exists(os.readlink(f"/proc/self/fd/{number}")):
+                return True
+    return False
+
+
+def finish_writing(seconds=60):
+    """End thread pools, wait for threads (so long at most), call what the script has registered with atexit, and write
+    what open files hold back.
+    """
+    threads = threading.Thread(target=end_threads, daemon=True)
+    threads.start()
+    threads.join(seconds)
+    while AT_END:
+        function, arguments, keywords = AT_END.pop()
+        try:
+            function(*arguments, **keywords)
+        except Exception:  # noqa: BLE001  # as Python: the next one is called all the same
+            traceback.print_exc()
+    files = [sys.stdout, sys.stderr, sys.__stdout__]
+    if writes_files():
+        gc.unfreeze()
+        files += [item for item in gc.get_objects() if issubclass(type(item), io.IOBase)]
+    for file in files:
+        with contextlib.suppress(Exception):  # closed, or nobody reads it
+            file.flush()
