@@ -115,13 +115,14 @@ def largest_difference(first, second):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """A folder where one process has trained for 4 epochs: ck/, and what it printed, log."""
-    folder = tmp_path_factory.mktemp("one process")  # a space in the path: it must not matter
-    result = train(folder, "data_parallel", 1, "--epochs", 4, "--ckpt-dir", "ck")
-    (folder / "log").write_text(result.output)
-    losses = list(losses_of(result.output).values())
-    assert len(losses) == 4 * STEPS
-    assert np.mean(losses[-STEPS:]) < 0.9 * np.mean(losses[:STEPS]), f"the loss did not fall: {losses}"
-    return folder
+    def make(folder):
+        result = train(folder, "data_parallel", 1, "--epochs", 4, "--ckpt-dir", "ck")
+        (folder / "log").write_text(result.output)
+        losses = list(losses_of(result.output).values())
+        assert len(losses) == 4 * STEPS
+        assert np.mean(losses[-STEPS:]) < 0.9 * np.mean(losses[:STEPS]), f"the loss did not fall: {losses}"
+
+    return jobs.made_once(tmp_path_factory, "one process, 4 epochs", make)  # spaces in the path: they must not matter
 
 
 def copy_of(one, tmp_path):

@@ -33,9 +33,12 @@ def difference(arrays, expected):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """What MindSpore computes by itself."""
-    arrays, printed = kinds(tmp_path_factory.mktemp("plain"), "", "AVX2")
-    assert "convolution,jit" not in printed
-    return arrays
+    def make(folder):
+        _, printed = kinds(folder, "", "AVX2")
+        assert "convolution,jit" not in printed
+
+    with np.load(jobs.made_once(tmp_path_factory, "plain convolutions", make) / "all.npz") as arrays:
+        return [arrays[name] for name in arrays.files]
 
 
 @with_version_3
@@ -66,34 +69,31 @@ def test_planted_bugs_are_found(old, new, plain, tmp_path):
     assert not arrays or not difference(arrays, plain) < 1e-3, printed
 
 
-def train(launcher, setting, cifar10, folder):
-    """Two ranks of a ResNet: the ranks whose convolutions were in oneDNN's own layout, and the losses of rank 0."""
+def ranks_with_quick_convolutions(output):
+    """The ranks, "0" or "1", of which ONEDNN_VERBOSE=1 shows convolutions in oneDNN's own layout."""
+    return {rank for rank in "01" if re.search(rf"rank {rank}\].*exec,cpu,convolution,(jit|brg).*blocked:aBcd", output)}
+
+
+def train(setting, cifar10, folder):
+    """Two ranks of a ResNet: the ranks_with_quick_convolutions, and the losses of rank 0."""
     done = jobs.succeeded(jobs.run(
-        "bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", launcher, "--",
+        "bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--",
         "--epochs", 1, "--steps", 3, "--image-size", 32, "--batch-size", 4, "--test-images", 10, *jobs.SHALLOW,
         cwd=folder, env={"CONVOLUTIONS": setting, "ONEDNN_VERBOSE": "1"}))
-    quick = {rank for rank in "01" if re.search(rf"rank {rank}\].*exec,cpu,convolution,(jit|brg).*blocked:aBcd",
-                                                done.output)}
-    return quick, [float(loss) for loss in re.findall(r"rank 0\].*loss is (\S+)", done.output)]
-
-
-@pytest.fixture(scope="module")
-def plain_losses(cifar10, tmp_path_factory):
-    """Those of two ranks with MindSpore's own convolutions."""
-    def make(folder):
-        quick, losses = train("mpirun", "plain", cifar10, folder)
-        assert (quick, len(losses)) == (set(), 3)
-        np.save(folder / "losses.npy", losses)
-
-    return np.load(jobs.made_once(tmp_path_factory, "plain losses", make) / "losses.npy")
+    losses = re.findall(r"rank 0\].*loss is (\S+)", done.output)
+    return ranks_with_quick_convolutions(done.output), [float(loss) for loss in losses]
 
 
 @with_version_3
-@pytest.mark.parametrize("launcher", ["mpirun", "msrun"])
-def test_two_ranks_train_alike(launcher, cifar10, plain_losses, tmp_path):
-    quick, losses = train(launcher, "", cifar10, tmp_path)
-    assert quick == {"0", "1"}
-    np.testing.assert_allclose(losses, plain_losses, rtol=1e-3)
+def test_two_ranks_train_alike(cifar10, tmp_path):
+    """Under msrun: in test_resnet50_gpu.py."""
+    found = {}
+    for setting, expected in (("plain", set()), ("", {"0", "1"})):
+        (tmp_path / f"convolutions {setting}").mkdir()
+        quick, found[setting] = train(setting, cifar10, tmp_path / f"convolutions {setting}")
+        assert quick == expected
+        assert len(found[setting]) == 3
+    np.testing.assert_allclose(found[""], found["plain"], rtol=1e-3)
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])  # there is none, or CC is wrong

@@ -26,12 +26,6 @@ def drawn(folder, ranks, script, *options, tool=DRY_RUN):
 
 
 @pytest.fixture(scope="module")
-def sliced(tmp_path_factory):
-    """Semi-automatic parallel on 2 ranks."""
-    return drawn(tmp_path_factory.mktemp("sliced"), 2, SCRIPT, "--mode", "semi_auto_parallel")
-
-
-@pytest.fixture(scope="module")
 def staged(tmp_path_factory):
     """Two stages on 4 ranks."""
     folder = jobs.made_once(tmp_path_factory, "staged", lambda folder: drawn(folder, 4, PIPELINE))
@@ -80,7 +74,8 @@ def check_slices(report, svg, rows, columns):
         assert {f"rank {rank}", f"[:, {rank * width}:{(rank + 1) * width}]"} <= set(texts)
 
 
-def test_slices_are_drawn_where_they_are(sliced):
+def test_slices_are_drawn_where_they_are(tmp_path):
+    sliced = drawn(tmp_path, 2, SCRIPT, "--mode", "semi_auto_parallel")
     check_slices(*sliced, 512, 128)
     check_collectives(*sliced)
 

@@ -94,8 +94,8 @@ STEPS = ("--epochs", 1, "--steps", 20, "--lr", 0.1, "--ckpt-dir", "ckpt")
 @pytest.fixture(scope="module")
 def one_rank_of_32(mnist, tmp_path_factory):
     """The parameters of one process after 20 steps of batch 32."""
-    folder = tmp_path_factory.mktemp("one rank")
-    jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--data-path", mnist, *STEPS, cwd=folder))
+    folder = jobs.made_once(tmp_path_factory, "one rank of 32", lambda folder: jobs.succeeded(
+        forks.run(LESSON / "train_ddp.py", "--data-path", mnist, *STEPS, cwd=folder)))
     return jobs.parameters(folder / "ckpt" / "rank_0.ckpt")
 
 

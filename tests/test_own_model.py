@@ -13,9 +13,11 @@ LESSON = jobs.REPO / "own_model"
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """The parameters that one process ends with, and the losses that it prints."""
-    folder = tmp_path_factory.mktemp("alone")
-    result = jobs.succeeded(forks.run(LESSON / "train_alone.py", "--epochs", 2, cwd=folder))
-    (folder / "log").write_text(result.output)
+    def make(folder):
+        result = jobs.succeeded(forks.run(LESSON / "train_alone.py", "--epochs", 2, cwd=folder))
+        (folder / "log").write_text(result.output)
+
+    folder = jobs.made_once(tmp_path_factory, "two epochs alone", make)
     return jobs.parameters(folder / "ckpt" / "surface-2_64.ckpt"), jobs.losses(folder / "log")
 
 

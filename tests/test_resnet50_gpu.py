@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+from test_convolutions import VERSION_3, ranks_with_quick_convolutions
 
 LESSON = jobs.REPO / "resnet50_gpu"
 CPU = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1", "GLOG_v": "3"}
@@ -17,10 +18,9 @@ SMALL = ("--epochs", 1, "--image-size", 32, *jobs.SHALLOW)
 @pytest.fixture(scope="session")
 def fruits(tmp_path_factory):
     """The folder with Training and Test of a synthetic set: 4 classes of 40 and 5 pictures."""
-    folder = tmp_path_factory.mktemp("data sets") / "fruits"
-    jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", "fruits", folder, "--classes", 4,
-                            "--train-images", 40, "--test-images", 5, cwd=folder.parent))
-    return folder
+    return jobs.made_once(tmp_path_factory, "data set fruits", lambda folder: jobs.succeeded(jobs.run(
+        jobs.PYTHON, jobs.REPO / "tools/make_datasets.py", "fruits", folder, "--classes", 4, "--train-images", 40,
+        "--test-images", 5, cwd=folder.parent)))
 
 
 def by_mpirun(ranks, script, *options, cwd):
@@ -199,9 +199,10 @@ def check_run(folder, ranks):
 
 def test_run_gpu_sh_in_the_foreground_with_msrun_and_sync_bn(cifar10, tmp_path):
     result = jobs.run("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", "msrun", "--", *OPTIONS, "--sync-bn",
-                      *jobs.SHALLOW, cwd=tmp_path, timeout=400)
+                      *jobs.SHALLOW, cwd=tmp_path, timeout=400, env={"ONEDNN_VERBOSE": "1"})
     jobs.succeeded(result)
     check_run(tmp_path, 2)
+    assert ranks_with_quick_convolutions(result.output) == ({"0", "1"} if VERSION_3 else set())
     assert (tmp_path / "device" / "log_msrun" / "worker_1.log").is_file()
 
 

@@ -193,6 +193,7 @@ class Job:
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
         args.jobs.append(self)
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
+        self.ended = None  # when all ranks had ended well
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
         self.stopped, (self.wake, self.written) = False, socket.socketpair()
         self.written.setblocking(False)
@@ -280,6 +281,8 @@ class Job:
             if self.stopped and (result := self.stopped.go_on()):
                 say(f"{self.args.name}: {result}")
                 return 128 + signal.SIGTERM, None
+            if self.outlived():
+                return 0, None
             if self.stalled() and self.args.on_stall == "end":
                 self.reason = "ended because no rank gets on (--on-stall end)"
                 return options.STALLED, None
@@ -356,6 +359,14 @@ class Job:
         if time.monotonic() > self.args.deadline:
             self.args.deadline, self.args.timed_out = float("inf"), True
             self.written.send(bytes([signal.SIGTERM]))
+
+    def outlived(self):
+        """All ranks ended well some time ago, and msrun still waits: MindSpore's scheduler hangs at its end."""
+        if self.args.launcher != "msrun" or len(self.ranks) < self.args.n or any(
+                rank["code"] != 0 for rank in self.ranks.values()):
+            return False
+        self.ended = self.ended or time.monotonic()
+        return time.monotonic() > self.ended + 20
 
     def hear(self, link, state):
         """Take in what a rank's agent says; returns whether it may say more."""
