@@ -279,6 +279,7 @@ def show(error, rank):
 def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
     computer = Computer()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: mpirun, or who else has started this process
     finish_writing = runpy.run_path(str(TOOLS / "ending.py"))["finish_writing"] if TOOLS.is_dir() else lambda _: None
     gc.freeze()  # garbage is collected after each graph; what MindSpore's import has made is none
     be_a_cpu(computer)
@@ -288,7 +289,7 @@ def main(script, args):
         if hasattr(_c_expression, name):
             computer.watch(getattr(_c_expression, name))
     computer.watch_functions(_c_expression.PyNativeExecutor_)
-    for name in ("compute", "plan", "run_plan", "collectives", "meeting", "graph_ir", "stand_ins"):
+    for name in ("compute", "computed_rank", "plan", "run_plan", "collectives", "meeting", "graph_ir", "stand_ins"):
         sys.modules.pop(name, None)  # the script may have modules of these names
     sys.argv = [script, *args]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

@@ -323,7 +323,7 @@ def dry_run(options):
     cann = stand_ins.real_cann()
     root = None if cann else find_stand_ins(Path(importlib.util.find_spec("mindspore").origin).parent, version)
     with tempfile.TemporaryDirectory(prefix="dry_run_") as folder:
-        environment = environment_of(options, root)
+        environment = {**environment_of(options, root), "TMPDIR": folder}  # what data sets' workers leave goes with it
         if options.data:
             stand_in_data(options.data, Path(folder) / options.data)
             environment["DATA_PATH"] = str(Path(folder) / options.data)

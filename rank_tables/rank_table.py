@@ -14,7 +14,7 @@ A rank table tells HCCL which device (NPU card) of which server is which rank of
     fault: server_list[1].device[3].device_ip: WHAT IS WRONG; mend: WHAT TO DO
 
 Exit codes: 0 the table is good; 1 it has faults or cannot be read (make, merge: no good table can be
-written); 2 wrong usage.
+written); 2 wrong usage, or the output cannot be written.
 
 Without --chip the rules common to both chips are faults and those of 910A alone are warnings, because the
 table itself does not name the chip; a device_id above 7 shows that it cannot be a 910A. 910B stands for all
@@ -324,6 +324,10 @@ def main() -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"rank_table.py: error: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import PYTHON, REPO, made_once, parameters, run, succeeded
+from jobs import PYTHON, REPO, Job, made_once, parameters, run, succeeded
 
 SCRIPTS = Path(__file__).resolve().parent / "compute_scripts"
 COMPUTE = REPO / "dry_run" / "compute.py"
@@ -276,6 +277,14 @@ def test_a_script_without_a_plan_ends_as_in_python(tmp_path):
     for rank in range(2):
         assert f"rank {rank} held back" in result.output
         assert {(tmp_path / f"{name}{rank}").read_text() for name in ("held", "late", "after")} == {"written"}
+
+
+def test_kill_9_of_what_starts_the_ranks_ends_them_also_before_there_is_a_plan(tmp_path):
+    (tmp_path / "train.py").write_text("import time\nprint('no plan yet', flush=True)\ntime.sleep(600)\n")
+    with Job(PYTHON, COMPUTE, "-n", 2, "train.py", cwd=tmp_path) as job:
+        job.wait_for("(?s)no plan yet.*no plan yet")
+        os.kill(job.process.pid, signal.SIGKILL)
+        assert not job.finish().left_over
 
 
 def test_what_mindspores_import_made_is_not_looked_through_for_garbage(tmp_path):

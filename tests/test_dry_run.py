@@ -73,6 +73,14 @@ def alive(pid):
     return True
 
 
+def test_temporary_files_of_a_script_go_with_the_dry_run(dry_run, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "train.py").write_text("import tempfile\nprint(tempfile.mkdtemp())\n")
+    dry_run(1, "0", tmp_path / "train.py", options=("--keep", tmp_path / "kept"), TMPDIR=str(tmp_path / "tmp"))
+    assert f"{tmp_path}/tmp/dry_run_" in (tmp_path / "kept/rank_0/log.txt").read_text()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 def test_data_parallel_reduces_every_trained_parameter_once(dry_run, tmp_path):
     code, out, err, found = dry_run(8, "0,7", "data_parallel.py",
                                     options=("--keep", str(tmp_path / "kept"), "--data", "mnist"))

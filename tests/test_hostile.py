@@ -294,7 +294,8 @@ def test_runs_upon_runs_in_the_same_second(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_logs_with_a_slash(tmp_path):
-    (tmp_path / "rank.py").write_text("print('epoch: 1 step: 1, loss is 0.53.')\n")
+    (tmp_path / "rank.py").write_text(
+        "print('epoch: 1 step: 1, loss is 0.53.')\nprint('step:', '9' * 5000 + ', loss is 0.53')\n")
     for _ in range(2):
         result = jobs.succeeded(jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "--logs", "mine/", "rank.py",
                                          cwd=tmp_path))

@@ -77,6 +77,7 @@ def test_the_seed_decides_the_files(name, options, tmp_path):
 def test_a_folder_in_use_is_left_alone_and_force_replaces_the_set_only(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
+    (tmp_path / "data.partial").mkdir()
     (folder / "diary.txt").write_text("mine")
     refused = make(folder, "mnist")
     assert refused.code == 2
@@ -86,7 +87,7 @@ def test_a_folder_in_use_is_left_alone_and_force_replaces_the_set_only(tmp_path)
     jobs.succeeded(make(folder, "mnist", "--force"))
     assert (folder / "diary.txt").read_text() == "mine"
     assert len(list(folder.iterdir())) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["data"], "no draft is left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.partial"], "only its own draft is gone"
 
 
 @pytest.mark.parametrize(("name", "options", "others"), [
@@ -128,7 +129,7 @@ def test_cifar10_names_the_folder_that_launchers_take_and_accepts_it(cifar10, tm
 def test_an_interrupted_set_does_not_look_whole(sent, tmp_path):
     folder = tmp_path / "cifar"
     with jobs.Job(jobs.PYTHON, TOOL, "cifar10", folder, cwd=tmp_path) as job:
-        while not (tmp_path / "cifar.partial").exists():
+        while not list(tmp_path.glob("cifar.*.partial/set")):
             time.sleep(0.01)
         time.sleep(0.5)
         job.process.send_signal(sent)
@@ -136,6 +137,17 @@ def test_an_interrupted_set_does_not_look_whole(sent, tmp_path):
     assert result.code == (130 if sent == signal.SIGINT else -signal.SIGKILL)
     assert not folder.exists()
     jobs.succeeded(make(folder, "fruits", "--classes", 1, "--train-images", 1))  # and does not stand in the way
+
+
+def test_two_at_once_do_not_touch_each_other(tmp_path):
+    commands = [jobs.Job(jobs.PYTHON, TOOL, "mnist", tmp_path / "set", cwd=tmp_path) for _ in range(2)]
+    with commands[0] as first, commands[1] as second:
+        ended = [job.finish() for job in (first, second)]
+    for result in ended:
+        assert result.code == 0 or "set/t10k-images-idx3-ubyte has come meanwhile, perhaps of another" in result.output
+    assert min(result.code for result in ended) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    assert "is there already" in make(tmp_path / "set", "mnist").output
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])

@@ -850,3 +850,10 @@ def test_readme_shows_what_the_commands_print(name, fake, tmp_path):
         done = subprocess.run(["bash", "-c", command], cwd=folder, env=fake, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
         assert done.stdout == shown, command
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_table():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, FOLDER / "rank_table.py", "check", FOLDER / "rank_table_8pcs.json"],
+                              stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (2, "rank_table.py: error: [Errno 28] No space left on device\n")

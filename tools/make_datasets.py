@@ -7,7 +7,7 @@
     python tools/make_datasets.py fruits DIR             a synthetic image-folder tree like Fruits-360
 
 The last line names the folder that the lessons' launchers take; for cifar10 that is DIR/cifar-10-batches-bin, which
-may be given as DIR, too. A set appears whole or not at all: it is made in DIR.partial, which becomes DIR at the end.
+may be given as DIR, too. A set appears whole or not at all: it is made in a folder DIR.*.partial, and moved at the end.
 The same --seed gives the same files. A folder that holds the set already is left alone; so is, with exit code 2, one
 that holds anything else, unless --force is given.
 """
@@ -22,6 +22,7 @@ import shutil
 import struct
 import sys
 import tarfile
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -194,19 +195,20 @@ def holds_fruits(folder, args):
         for number in range(count)) for part, count in (("Training", args.train_images), ("Test", args.test_images)))
 
 
-def put_in_place(partial, folder):
+def put_in_place(partial, folder, force):
     """Turn the finished set into the folder; with --force replace what the set consists of and nothing else."""
     if not folder.exists() or not any(folder.iterdir()):
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
         return
+    if clash := sorted(item.name for item in partial.iterdir() if (folder / item.name).exists() and not force):
+        raise DatasetError(f"{folder / clash[0]} has come meanwhile, perhaps of another run; it is left as it is")
     for item in partial.iterdir():
         old = folder / item.name
         if old.is_dir():
             shutil.rmtree(old)
         item.replace(old)
-    partial.rmdir()
 
 
 def positive(text):
@@ -248,8 +250,6 @@ def main():
         wanted = folder / "cifar-10-batches-bin"
     seed_is_given = args.seed is not None
     args.seed = args.seed if seed_is_given else 1
-    partial = args.folder.absolute()
-    partial = partial.with_name(partial.name + ".partial")
     try:
         if folder.exists() and not folder.is_dir():
             raise DatasetError(f"{folder} is a file; name a folder")
@@ -259,16 +259,16 @@ def main():
         in_use = wanted if args.folder.name == "cifar-10-batches-bin" else folder
         if in_use.exists() and any(in_use.iterdir()) and not args.force:
             raise DatasetError(f"{in_use} is not empty; choose another folder, or replace it with --force")
-        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was interrupted
-        partial.mkdir(parents=True)
-        args.make(partial, args)
-        put_in_place(partial, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent) as draft:
+            partial = Path(draft, "set")
+            partial.mkdir()
+            args.make(partial, args)
+            put_in_place(partial, folder, args.force)
     except (DatasetError, OSError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
         print(f"make_datasets.py: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        shutil.rmtree(partial, ignore_errors=True)
         print("\nmake_datasets.py: interrupted, nothing was written", file=sys.stderr)
         sys.exit(130)
     print(f"{args.name}: {wanted}")
