@@ -301,16 +301,22 @@ def test_a_scheduler_that_outlives_the_ranks_holds_nobody_up(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ what is not the end
-GOES_ON = """
-import atexit, concurrent.futures, os, sys, threading, time
-early = open("early" + os.getenv("RANKS_RANK", "0"), "w")
-early.write("written")
+JOINS = """
+import os, sys, time
 sys.path.insert(0, sys.argv[1])
 import mindspore as ms
 import ranks
 ms.set_context(device_target="CPU")
 ranks.join()
 ms.communication.init()
+"""
+
+
+GOES_ON = """
+import atexit, concurrent.futures, os, threading
+early = open("early" + os.getenv("RANKS_RANK", "0"), "w")
+early.write("written")
+""" + JOINS + """
 try:
     sys.exit(3)
 except SystemExit as end:
@@ -393,14 +399,7 @@ def test_the_rank_that_failed_is_named_and_not_one_that_was_ended_for_it(tmp_pat
     assert "ranks.py: rank 1 failed, exit code 5." in result.output
 
 
-ENDS_ALONE = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-import mindspore as ms
-import ranks
-ms.set_context(device_target="CPU")
-ranks.join()
-ms.communication.init()
+ENDS_ALONE = JOINS + """
 if os.getenv("RANKS_RANK") in sys.argv[2]:
     os._exit(0)
 time.sleep(600)

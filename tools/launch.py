@@ -318,6 +318,12 @@ class Job:
             return None
         # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
         self.listen(files, 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        return self.name_one_of(failed)
+
+    def name_one_of(self, failed):
+        """Which of the ranks that have failed is the cause? Returns (the job's exit code, the rank); self.guess is why,
+        where the rank itself cannot know that.
+        """
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
         spoke = [rank for rank in self.ranks.values() if rank["code"] and "lost" not in rank]  # of itself, by its agent
         failed = next((rank for rank in spoke if rank["code"] == 137), (spoke or failed)[0])

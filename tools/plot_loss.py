@@ -15,13 +15,14 @@ from pathlib import Path
 
 import matplotlib
 
+from progress import NUMBER
+
 matplotlib.use("Agg")  # a file, no window
 from matplotlib import pyplot  # noqa: E402  # after the choice above
 
 RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9]*/train.log[0-9]*",
              "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log")
 JOINT_LOGS = ("train.log", "device/train.log")
-NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan|inf))"
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
 RANK = r"(?:\[(?:rank |\d+,)(\d+)\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
 LOSS = re.compile(RANK + r"epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan\b|inf\b))"  # also where a full stop follows
-LINE = re.compile(rf"(?:epoch: (\d{1,18})(,?) )?step: (\d{1,18}), loss is {NUMBER}")
+LINE = re.compile(rf"(?:epoch: (\d{{1,18}})(,?) )?step: (\d{{1,18}}), loss is {NUMBER}")
 
 
 def option(name, options, script):
