@@ -33,6 +33,8 @@ def rank_facts(rank, rank_size, facts, log):
     if error:
         reasons = [text for text in LOG_ERROR.findall(log)
                    if not text.startswith("CheckFailed") and not text.endswith("failed.")]
+        if re.search(r" itself with \d+$", error["message"]) and log:  # the script has said why
+            reasons.append(log.splitlines()[-1])
         about["error"] = {**error, "reasons": list(dict.fromkeys(reasons))[:3]}
         return about
     about["compiled"] = True

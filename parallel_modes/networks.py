@@ -108,8 +108,8 @@ def check_mode(mode, ranks, slices=1):
     """Raise a ValueError if a mode cannot run here, or not with so many ranks or slices."""
     target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
-        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it, with the folders "
-                         "dry_run/ and tools/ beside this one")
+        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it for 2 or more ranks, "
+                         "with the folders dry_run/ and tools/ beside this one")
     if mode == "stand_alone" and ranks > 1:
         raise ValueError(f"stand_alone is one process, not {ranks}; choose another mode")
     if mode == "data_parallel" and BATCH % ranks:

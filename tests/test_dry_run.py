@@ -73,10 +73,14 @@ def alive(pid):
     return True
 
 
-def test_temporary_files_of_a_script_go_with_the_dry_run(dry_run, tmp_path):
+def test_a_script_that_refuses_its_options_and_its_temporary_files(dry_run, tmp_path):
     (tmp_path / "tmp").mkdir()
-    (tmp_path / "train.py").write_text("import tempfile\nprint(tempfile.mkdtemp())\n")
-    dry_run(1, "0", tmp_path / "train.py", options=("--keep", tmp_path / "kept"), TMPDIR=str(tmp_path / "tmp"))
+    (tmp_path / "train.py").write_text("import argparse, tempfile\nprint(tempfile.mkdtemp(), flush=True)\n"
+                                       "argparse.ArgumentParser('mine').error('three are too many')\n")
+    code, out, _, _ = dry_run(1, "0", tmp_path / "train.py", options=("--keep", tmp_path / "kept"),
+                              TMPDIR=str(tmp_path / "tmp"))
+    assert code == 1
+    assert "SystemExit: the script ended itself with 2\n    mine: error: three are too many\n" in out
     assert f"{tmp_path}/tmp/dry_run_" in (tmp_path / "kept/rank_0/log.txt").read_text()
     assert not list((tmp_path / "tmp").iterdir())
 
