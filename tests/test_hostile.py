@@ -573,14 +573,21 @@ def test_a_signal_to_mpirun_is_not_said_to_be_a_lack_of_memory(number, tmp_path)
     ("run_msrun.sh", "msrun", ""), ("run_msrun.sh", "launch.py", r"\[rank 1\] epoch: 0, step: 20")])
 def test_kill_9_of_what_starts_the_ranks(launcher, killed, when, mnist, tmp_path):
     with jobs.Job("bash", MNIST / launcher, mnist, 2, "--", "--epochs", 500, cwd=tmp_path) as job:
+        segments = "none"
         if when:
             job.wait_for(when)
+            if killed == "mpirun":
+                [number] = (name[24:] for name in jobs.environment_of(job.rank_process(1))
+                            if name.startswith(b"OMPI_MCA_ess_base_jobid="))
+                segments = f"vader_segment.*.{int(number):x}.*"
+                assert len(list(Path("/dev/shm").glob(segments))) == 2
         os.kill(started(job, killed), signal.SIGKILL)
         result = job.finish(60)
         deadline = time.monotonic() + jobs.soon()
         while jobs.marked(job.mark) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not jobs.marked(job.mark), "nothing stays, soon"
+    assert not list(Path("/dev/shm").glob(segments)), "nor the memory that ranks share"
     assert not re.search(r"line \d+:|Killed|Traceback", result.output)
     if killed == "launch.py":
         assert result.code == -signal.SIGKILL

@@ -70,7 +70,7 @@ class Agent:
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
         if code:
-            end_session(self.script)  # what it has started; after a good end that may be meant to stay
+            self.clear_away()  # after a good end what the script has started may be meant to stay
         os._exit(code)
 
     def tell(self, **what):
@@ -140,8 +140,16 @@ class Agent:
                 self.link.sendall(b'\n{"ended": true}\n')  # the signal may have come in the middle of a message
         else:
             end_orted()
-        end_session(self.script)
+        self.clear_away()
         os._exit(143)
+
+    def clear_away(self):
+        """End all that the script has started, and free the memory of Open MPI, which a killed rank leaves."""
+        end_session(self.script)
+        job = os.getenv("OMPI_MCA_ess_base_jobid", "0")  # noqa: SIM112  # its real name
+        for segment in Path("/dev/shm").glob(f"vader_segment.*.{os.getuid()}.{int(job):x}.{self.rank}"):
+            with contextlib.suppress(OSError):  # mpirun was quicker
+                segment.unlink()
 
 
 def receive(link):
