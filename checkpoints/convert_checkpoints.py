@@ -36,7 +36,7 @@ if args.to_strategy and not args.strategy:
 if args.ranks is not None and (args.ranks < 1 or COLUMNS % args.ranks):
     parser.error(f"the weight's {COLUMNS} columns cannot be cut into {args.ranks} equal slices; "
                  f"give 1, 2, 4, ... {COLUMNS}")
-if args.target.exists() and any(args.target.iterdir()):
+if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir())):
     parser.error(f"{args.target} is not empty; give a new folder")
 
 
@@ -77,8 +77,9 @@ try:
         slices.check_strategy(args.to_strategy)
     describe(args.source, saved)
     ranks = by_hand(saved) if args.ranks else by_mindspore(saved)
+    args.target.mkdir(parents=True, exist_ok=True)
     for rank, parameters in enumerate(ranks):
         slices.write(parameters, args.target, rank, len(ranks), saved.epoch, saved.step)
     describe(args.target, slices.Saved(args.target))
-except ValueError as error:
+except (OSError, ValueError) as error:
     parser.error(str(error))

@@ -620,6 +620,8 @@ def test_bad_checkpoints_are_named(four_slices, tmp_path):
     refused("net-4_4.ckpt is of 4 ranks, but four has the folders of 3", *convert("four", "new", "--ranks", 2),
             cwd=tmp_path)
     refused("four is not empty", *convert("four", "four", "--ranks", 2), cwd=tmp_path)
+    refused("two.json is not empty", *convert(four_slices / "four", "two.json", "--ranks", 2), cwd=tmp_path)
+    refused("Not a directory: 'two.json/x'", *convert(four_slices / "four", "two.json/x", "--ranks", 2), cwd=tmp_path)
 
 
 def test_bad_strategies_are_named(four_slices, tmp_path):

@@ -21,6 +21,7 @@ import before  # noqa: E402
 import check_hosts  # noqa: E402
 import cifar10_files  # noqa: E402
 import launch  # noqa: E402
+import machines  # noqa: E402
 import mindspore.dataset as ds  # noqa: E402
 import mnist_files  # noqa: E402
 
@@ -258,8 +259,10 @@ def test_a_user_without_home_and_name(tmp_path):
 
 def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
     """Of ssh, a hostfile, nvidia-smi and a log: nobody need write UTF-8."""
-    (tmp_path / "hosts").write_bytes("# 机器\n".encode("gbk") + b"127.0.0.1 slots=2\n")
-    assert check_hosts.read_hosts(hostfile=tmp_path / "hosts") == [("127.0.0.1", 2)]
+    (tmp_path / "hosts").write_bytes("# 机器\r\n".encode("gbk") + b"127.0.0.1 slots=2\r\n")
+    hosts = check_hosts.read_hosts(hostfile=tmp_path / "hosts")
+    options = machines.mpirun_options(SimpleNamespace(machines=hosts, interface=None))
+    assert options[:2] == ["-H", "127.0.0.1:2"], "mpirun does not read the file, whose line ends are those of Windows"
     jobs.stand_in(tmp_path / "bin/ssh", r"printf '\377: Permission denied\n' >&2; exit 255")
     monkeypatch.setenv("SSH", str(tmp_path / "bin/ssh"))
     assert "no password-free login: run ssh-copy-id far" in check_hosts.ask("far", {})

@@ -250,7 +250,7 @@ def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
     """With the options that machines.py gives, and no rank of a lesson yet, whose agent would notice, too."""
     first, second = both
     code = ("import argparse, os, sys, machines\n"
-            "options = machines.mpirun_options(argparse.Namespace(hosts='node2:1', hostfile=None, interface='eth0'))\n"
+            "options = machines.mpirun_options(argparse.Namespace(machines=[('node2', 1)], interface='eth0'))\n"
             "os.execvp('mpirun', ['mpirun', '--allow-run-as-root', *options, *sys.argv[1:]])\n")
     endless = "echo {0} runs; while sleep 0.1; do : {0}; done"
     with first.job(jobs.PYTHON, "-c", code, "bash", "-c", "exit 3", cwd=tmp_path, env={"PYTHONPATH": TOOLS}) as job:
@@ -461,6 +461,7 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
      r"unrecognized arguments: --lr 1; options of train_ddp.py go after --"),
     ("run_mpirun_1.sh", ["-H", "node1:2", "nowhere"], "the data folder nowhere does not exist"),
     ("run_mpirun_1.sh", ["-H", "node1:2:", "{mnist}"], "write HOST:SLOTS, such as 192.168.0.1:8"),
+    ("run_mpirun_1.sh", ["-H", "root@localhost:2", "{mnist}"], "mpirun takes users, as in root@host, in a"),
     ("run_mpirun_2.sh", [], "no hostfile given. usage: bash run_mpirun_2.sh HOSTFILE"),
     ("run_mpirun_2.sh", ["nothing", "{mnist}"], "the hostfile nothing cannot be read"),
     ("run_mpirun_2.sh", ["hosts", "{mnist}"], "line 3 of hosts: write HOST slots=NUMBER"),
@@ -469,6 +470,8 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0"], "--nodes 2 needs --master-addr"),
     ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost"],
      "--nodes 2 needs --master-port"),
+    ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--master-port",
+                      "99999"], "a free port up to 65535, not '99999'"),
     ("run_msrun.sh", ["{mnist}", "2", "--node-rank", "0"], "--node-rank is for several machines; name them, too"),
     ("run_msrun.sh", ["{mnist}", "2", "--nodes", "1", "--node-rank", "0", "--master-port", "28118", "--", "--lr", "x"],
      "argument --lr: "),  # as slurm_job.sh has it where Slurm gives one machine

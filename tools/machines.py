@@ -89,6 +89,8 @@ def prepare_mpirun(args, launch):
     refuse_if(re.search(r"\s", mpirun + tools + folder),
               "Open MPI starts nothing on other machines from a path with a space "
               f"({mpirun}, {folder}); move it, or use run_msrun.sh --nodes")
+    refuse_if(args.hosts and "@" in args.hosts,
+              "mpirun takes users, as in root@host, in a hostfile only: run_mpirun_2.sh HOSTFILE")
     check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
@@ -121,7 +123,9 @@ def own_address(other, interface):
 
 def mpirun_options(args):
     """The options of mpirun that several machines need."""
-    options = ["-H", args.hosts] if args.hosts else ["--hostfile", args.hostfile]
+    # As they were read here: mpirun understands no line ends of Windows. Users it takes only in a file.
+    hosts = ",".join(f"{host}:{slots}" for host, slots in args.machines)
+    options = ["--hostfile", args.hostfile] if "@" in hosts else ["-H", hosts]
     # The same Open MPI on all machines, though it is on no PATH there.
     options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
     # ssh, and Open MPI's daemon on the other side, shall notice soon that the network failed.
@@ -145,8 +149,8 @@ def prepare_msrun(args, launch):
     refuse_if(rank not in map(str, range(nodes)),
               f"--node-rank must be 0 to {nodes - 1}, not '{rank}'")
     refuse_if(not address, f"--nodes {nodes} needs --master-addr, the address of machine 0")
-    refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port),
-              f"--nodes {nodes} needs --master-port, a free port, not '{args.master_port}'")
+    refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port) or int(args.master_port) > 65535,
+              f"--nodes {nodes} needs --master-port, a free port up to 65535, not '{args.master_port}'")
     check_script(args, launch)
     refuse_if(not check_hosts.address_of(address),
               f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
