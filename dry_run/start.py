@@ -24,6 +24,10 @@ def prepare(args, launch):
         if args.plan and args.target == "CPU" and args.n > 1 and not BY_MINDSPORE_ON_CPU & set(args.options):
             compute_plan(args)
         return
+    needless = {"--report": args.report, "--time-limit": args.time_limit, "--restarts": args.restarts,
+                "--background": args.background}
+    for option in filter(needless.get, needless):
+        raise ValueError(f"{option} is for ranks that train, and --dry-run only compiles; leave it out")
     os.environ.pop("DEVICE_TARGET", None)  # Ascend, whatever this machine has
     stand_in = ["--data", "cifar10"] if os.getenv("DATA_PATH") == "" else []
     with tempfile.TemporaryDirectory() as folder:
@@ -41,6 +45,8 @@ def prepare(args, launch):
 
 def compute_plan(args):
     """See to it that the ranks' script runs under compute.py, which needs mpirun."""
+    if args.launcher == "msrun" and {"semi_auto_parallel", "auto_parallel"} & set(args.options):
+        raise ValueError("a plan is computed on CPU under mpirun only; leave out --launcher msrun")
     if args.launcher == "msrun" or args.first is not None:
         return  # ranks that do not share an mpirun could not exchange their numbers
     if subprocess.run([sys.executable, HERE / "compute.py", "--check"], check=False).returncode:

@@ -265,6 +265,14 @@ def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
             jobs.PYTHON, LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
 
 
+@pytest.mark.parametrize(("given", "sentence"), [
+    (("semi_auto_parallel", 2, "--launcher", "msrun"), "a plan is computed on CPU under mpirun only; leave out"),
+    (("data_parallel", 2, "--dry-run", "--time-limit", 9), "--time-limit is for ranks that train, and --dry-run only"),
+])
+def test_what_a_launcher_cannot_do_together(given, sentence, tmp_path):
+    refused(sentence, "bash", LESSON / "run.sh", *given, cwd=tmp_path)
+
+
 @pytest.mark.parametrize("tools", [True, False])
 @pytest.mark.parametrize("mode", ["semi_auto_parallel", "auto_parallel"])
 def test_without_dry_run_beside_it_a_planned_mode_is_refused(mode, tools, tmp_path):
