@@ -56,14 +56,14 @@ def compute(ranks, script, *args, cwd, **env):
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory):
-    """What one process computes: alone(script, *options) is (losses, folder); each is run once."""
-    def answer(script, *options):
+    """What one process computes of small.py: alone(*options) is (losses, folder); each is run once."""
+    def answer(*options):
         def make(folder):
-            done = succeeded(run(PYTHON, script, "stand_alone", folder, *options, cwd=folder,
+            done = succeeded(run(PYTHON, SMALL, "stand_alone", folder, *options, cwd=folder,
                                  env={"ONEDNN_MAX_CPU_ISA": "AVX2"}))
             (folder / "log").write_text(done.output)
 
-        folder = made_once(tmp_path_factory, " ".join(map(str, ("alone", script.stem, *options))), make)
+        folder = made_once(tmp_path_factory, " ".join(("alone small", *options)), make)
         found = losses((folder / "log").read_text())
         assert len(found) > 2
         return found, folder
@@ -105,7 +105,7 @@ def test_two_ranks_in_every_mode_equal_one_process(alone, tmp_path):
     done = succeeded(compute(2, SMALL, *command[1:], cwd=tmp_path, COMPUTE_KEEP=str(tmp_path / "plans")))
     for mode in ("semi_auto_parallel", "auto_parallel"):
         assert done.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
-    exact = alone(SMALL)
+    exact = alone()
     for name in MODES:
         if name.endswith("16"):
             near = {"float16": 2e-3, "bfloat16": 2e-2}[name]
@@ -115,7 +115,7 @@ def test_two_ranks_in_every_mode_equal_one_process(alone, tmp_path):
             assert f"computed on cpu: {name}: rounded otherwise than on a card" in done.output.lower()
         else:
             sliced = check_equal_to_one(done.output, tmp_path / name, 2,
-                                        alone(SMALL, "--optimizer", "Adam") if name == "adam" else exact)
+                                        alone("--optimizer", "Adam") if name == "adam" else exact)
             if MODES[name][0] != "auto_parallel":
                 check_cut(sliced)
     check_plan("semi_auto_parallel", tmp_path, 2)  # as a function and as a cell
@@ -124,12 +124,12 @@ def test_two_ranks_in_every_mode_equal_one_process(alone, tmp_path):
 def test_four_ranks_equal_one_process(alone, tmp_path):
     done = succeeded(compute(4, SMALL, "semi_auto_parallel", tmp_path, "--slices", 2, 2, cwd=tmp_path))
     assert "its Ascend plan is computed here" in done.output
-    check_cut(check_equal_to_one(done.output, tmp_path, 4, alone(SMALL)))
+    check_cut(check_equal_to_one(done.output, tmp_path, 4, alone()))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_pipeline_equals_one_process(ranks, alone, tmp_path):
-    expected, folder = alone(SMALL)
+    expected, folder = alone()
     (tmp_path / "plans").mkdir()
     done = succeeded(compute(ranks, SMALL, "pipeline", tmp_path, "--predict", cwd=tmp_path,
                              COMPUTE_KEEP=str(tmp_path / "plans")))
@@ -165,7 +165,7 @@ def check_plan(mode, folder, steps):
 
 def test_slices_of_a_computed_run_go_on_in_another_mode(alone, tmp_path):
     """Two steps in semi-automatic parallel, the slices merged by MindSpore, the rest in other modes."""
-    expected, _ = alone(SMALL)
+    expected, _ = alone()
     first = succeeded(compute(2, SMALL, "semi_auto_parallel", tmp_path / "cut", "--steps", 2, "--sliced", cwd=tmp_path))
     np.testing.assert_allclose(losses(first.output), expected[:2], **SAME)
     for rank in range(2):  # MindSpore wants nothing but slices there
@@ -194,7 +194,7 @@ def planted(bug, mode, cwd, *options):
 
 
 def test_a_cut_gradient_is_found(alone, tmp_path):
-    expected, _ = alone(SMALL)
+    expected, _ = alone()
     output = planted("cut_gradient", "semi_auto_parallel", tmp_path, "--slices", 2, 1)
     assert losses(output)[0] == pytest.approx(expected[0], rel=1e-5)
     assert losses(output)[2] != pytest.approx(expected[2], rel=1e-3)
