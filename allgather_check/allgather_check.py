@@ -20,9 +20,9 @@ import os
 import platform
 import sys
 
+import ranks  # first: MindSpore's own import is quicker then
 import mindspore as ms
 import numpy as np
-import ranks
 from mindspore import nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 

@@ -24,6 +24,7 @@ MindIR.
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib.metadata
 import importlib.util
 import logging
@@ -85,8 +86,11 @@ def load_mindspore():
     with contextlib.suppress(OSError):
         ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
     logging.disable(logging.CRITICAL)  # while MindSpore loads it misses much of CANN; none of it is needed
+    gc.disable()  # to look for garbage among all that the import makes would take a sixth of its time
     import mindspore  # noqa: F401
 
+    gc.enable()
+    gc.freeze()  # garbage is collected after each graph; what has been made so far is none
     logging.disable(logging.NOTSET)
 
 

@@ -281,7 +281,6 @@ def main(script, args):
     computer = Computer()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: mpirun, or who else has started this process
     finish_writing = runpy.run_path(str(TOOLS / "ending.py"))["finish_writing"] if TOOLS.is_dir() else lambda _: None
-    gc.freeze()  # garbage is collected after each graph; what MindSpore's import has made is none
     be_a_cpu(computer)
     join_cluster(computer)
     os._exit = lambda code: leave(computer, code)

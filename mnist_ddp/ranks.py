@@ -1,8 +1,9 @@
 """Makes a script one of several ranks, and starts them. Skip it when reading the lesson.
 
-In a script, join() comes before mindspore.communication.init(), and leave() is the last line. On
-CPU, ranks find each other by MS_* variables and one more process (MindSpore's "dynamic cluster"):
-join() sets these, and rank 0 starts that, the scheduler.
+A script imports it before mindspore, which then loads more quickly; join() comes before
+mindspore.communication.init(), and leave() is the last line. On CPU, ranks find each other by MS_*
+variables and one more process (MindSpore's "dynamic cluster"): join() sets these, and rank 0 starts
+that, the scheduler.
 As a program it starts ranks:            python ranks.py -n 4 train.py -- options of train.py
 tools/launch.py, in the folder beside the lesson's, does that with all checks, and names a rank that
 fails. Without tools/, in a lesson that was copied out, they start plainly.
@@ -27,14 +28,15 @@ _end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs doe
 
 
 # ----------------------------------------------------------------------------- when it is imported
-_tools = HERE.parent / "tools" / "in_rank.py"  # has more ways to be quick, and looks for faults
-_more = runpy.run_path(str(_tools)) if _tools.is_file() else {}
-if os.environ.setdefault("GLOG_v", "3") == "3" and "mindspore" in sys.modules:  # it has read it
+_quiet = os.environ.setdefault("GLOG_v", "3") == "3"  # MindSpore prints errors only
+if _quiet and "mindspore" in sys.modules:  # it has read the variable
     with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
         ms = sys.modules["mindspore"]
         ms.log._get_logger().setLevel("ERROR")
         core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
         ctypes.c_int.in_dll(core, "_ZN3fLI17FLAGS_minloglevelE").value = 2  # errors, as GLOG_v=3
+_tools = HERE.parent / "tools" / "in_rank.py"  # has more ways to be quick, and looks for faults
+_more = runpy.run_path(str(_tools)) if _tools.is_file() and __name__ != "__main__" else {}
 
 
 # ------------------------------------------------------------------------------------ in a script

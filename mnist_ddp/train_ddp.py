@@ -20,15 +20,15 @@ import os
 import sys
 from pathlib import Path
 
-import mindspore as ms
-import mindspore.dataset as ds
-from mindspore import nn
-from mnist_files import mnist_folder
-
 # distributed: which rank this is, of how many; ops holds what all ranks do together
 import ranks
 from mindspore import ops
 from mindspore.communication import get_group_size, get_rank, init
+
+import mindspore as ms
+import mindspore.dataset as ds
+from mindspore import nn
+from mnist_files import mnist_folder
 
 parser = argparse.ArgumentParser(description="Train on MNIST.", usage=argparse.SUPPRESS)
 parser.add_argument("--data-path", type=mnist_folder, default=os.getenv("DATA_PATH", ""))

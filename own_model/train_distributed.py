@@ -9,10 +9,10 @@ Each rank prints a loss every 10 steps, and saves ckpt/rank_<rank>/surface-<epoc
 
 import argparse
 
+import ranks  # distributed: 1. the file beside this one; for ranks on CPU
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
-import ranks  # distributed: 1. the file beside this one; for ranks on CPU
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init  # distributed: 2. who am I?
 from mindspore.train import CheckpointConfig, LossMonitor, Model, ModelCheckpoint

@@ -19,11 +19,11 @@ import argparse
 import os
 from pathlib import Path
 
+import ranks  # first: MindSpore's own import is quicker then
 import mindspore as ms
 from mindspore import nn
 from mindspore.communication import get_group_size, get_rank, init
 
-import ranks
 from networks import (BATCH, BY_MINDSPORE, SAMPLES, HybridParallelNet, Net, SemiAutoParallelNet,
                       TrainStep, check_mode, initial_values, make_samples)
 

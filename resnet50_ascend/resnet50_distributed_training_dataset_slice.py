@@ -15,13 +15,13 @@ all 256 pictures. There is no test at the end.
 import os
 import sys
 
+import ranks  # first: MindSpore's own import is quicker then
 import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn
 from mindspore.train import Model
 
 import checkpoints
-import ranks
 import resnet50_distributed_training as base
 from cifar10_files import memory_of_a_rank
 from loss import SoftmaxCrossEntropyExpand

@@ -15,12 +15,12 @@ Each rank prints its own loss, but MindSpore counts the micro batches as steps:
 
 import sys
 
+import ranks  # first: MindSpore's own import is quicker then
 import mindspore as ms
 from mindspore import nn
 from mindspore.train import Model
 
 import checkpoints
-import ranks
 from accuracy import print_accuracy
 from cell_wrapper import TrainWithAccumulation
 from cifar10_files import at_least, memory_of_a_rank

@@ -11,12 +11,12 @@ stage knows the loss: see device7/train.log7; what the others print means nothin
 import os
 import sys
 
+import ranks  # first: MindSpore's own import is quicker then
 import mindspore as ms
 from mindspore import nn, ops
 from mindspore.train import Model
 
 import checkpoints
-import ranks
 from cifar10_files import at_least, memory_of_a_rank
 from loss import SoftmaxCrossEntropyExpand
 from resnet import resnet50

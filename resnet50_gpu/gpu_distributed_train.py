@@ -18,6 +18,12 @@ import argparse
 import os
 import sys
 
+# distributed: start and end together, ask who and how many we are, add up over all
+import ranks
+from mindspore import ops
+from mindspore.communication import get_group_size, get_rank, init
+from sync_batch_norm import synchronise_batch_norm
+
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
@@ -28,12 +34,6 @@ import checkpoints
 from fruits_files import at_least, fruits_folder, memory_of_a_rank
 from gpu_libraries import choose_device
 from resnet import resnet50
-
-# distributed: start and end together, ask who and how many we are, add up over all
-import ranks
-from mindspore import ops
-from mindspore.communication import get_group_size, get_rank, init
-from sync_batch_norm import synchronise_batch_norm
 
 parser = argparse.ArgumentParser(description="Train on pictures.", usage=argparse.SUPPRESS)
 add = parser.add_argument

@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 
+import ranks  # first: MindSpore's own import is quicker then
 import mindspore as ms
 import mindspore.dataset as ds
 from mindspore import nn
@@ -25,7 +26,6 @@ from mindspore.communication import get_group_size, get_rank, init
 from mindspore.train import LossMonitor, Model
 
 import checkpoints
-import ranks
 from accuracy import print_accuracy
 from cifar10_files import at_least, cifar10_folder, memory_of_a_rank
 from gpu_libraries import choose_device

@@ -17,8 +17,10 @@ from pathlib import Path
 import jobs
 
 SERVER = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys
+gc.disable()
 import mindspore
+gc.enable()
 
 def become(folder, variables, log, words):
     os.setsid()

@@ -64,9 +64,9 @@ def test_alone_the_first_rank_that_fails_ends_the_others(cifar10, tmp_path):
         shutil.copytree(jobs.REPO / folder, tmp_path / folder)
     script = tmp_path / "resnet50_ascend" / "resnet50_distributed_training.py"
     text = script.read_text()
-    assert text.count("\nimport ranks\n") == 1
+    assert text.count("\nfrom resnet import resnet50\n") == 1
     fault = "if os.getenv('OMPI_COMM_WORLD_RANK') == '1': sys.exit(7)\n"
-    script.write_text(text.replace("\nimport ranks\n", f"\nimport ranks\n{fault}"))
+    script.write_text(text.replace("\nfrom resnet import", f"\n{fault}from resnet import"))
     result = jobs.run("bash", tmp_path / "resnet50_ascend" / "run.sh", cifar10, 2, "--", *SMALL, cwd=tmp_path)
     assert result.code == 7, result.output
     assert not result.left_over

@@ -97,6 +97,18 @@ def test_no_lesson_imports_from_another_folder(tmp_path):
     assert len(foreign_imports(tmp_path / "lesson.py", names)) == 2
 
 
+def test_scripts_of_ranks_import_ranks_before_mindspore():
+    """Then MindSpore's import is quicker; what else lies beside a script may import MindSpore, too."""
+    found = 0
+    for file in (file for file in CODE if file.suffix == ".py"):
+        imports = re.findall(r"^(?:import|from) (\w+)", text_of(file), re.MULTILINE)
+        if "ranks" in imports:
+            found += 1
+            before = set(imports[:imports.index("ranks")])
+            assert not before & {"mindspore", *(beside.stem for beside in file.parent.glob("*.py"))}, file
+    assert found >= 11
+
+
 # ------------------------------------------------------------------------------------------------------ the marks
 MARK = re.compile(r"# distributed:(.*)")
 

@@ -33,9 +33,14 @@ def beside(name):
 
 
 argparse.ArgumentParser.error = say_once
+if "mindspore" not in sys.modules and gc.isenabled():
+    gc.disable()  # to look for garbage among all that MindSpore's import makes would take a sixth of its time
+    with contextlib.suppress(ImportError):  # the script will say it
+        import mindspore  # noqa: F401
+    gc.enable()
+gc.freeze()  # MindSpore collects garbage after each graph; to look through what its import has made would take long
 beside("loss_lines.py")
 finish_writing = beside("ending.py")["finish_writing"]
-gc.freeze()  # MindSpore collects garbage after each graph; to look through what its import has made would take long
 
 
 def prepare():
