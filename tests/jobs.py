@@ -24,6 +24,7 @@ import uuid
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads, one a core, would spin in each process that imports it
 import numpy as np  # noqa: E402
@@ -213,7 +214,8 @@ def parameters(checkpoint):
 def checkpoint_format():
     """MindSpore's own description of its checkpoint files, without the rest of MindSpore."""
     file = Path(importlib.util.find_spec("mindspore").origin).parent / "train" / "checkpoint_pb2.py"
-    return SimpleNamespace(**runpy.run_path(str(file)))
+    with mock.patch.dict(os.environ, PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION="python"):  # as MindSpore does
+        return SimpleNamespace(**runpy.run_path(str(file)))
 
 
 def largest_difference(first, second):
