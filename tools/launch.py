@@ -89,7 +89,8 @@ def check(args):
             (not importlib.util.find_spec("mindspore"),
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
-            (":" in (args.logs or ""), f"--logs {args.logs}: mpirun takes no : in its name; name another folder"),
+            (args.launcher == "mpirun" and ":" in (args.logs or ""),
+             f"--logs {args.logs}: mpirun takes no : in its name; name another folder"),
             (args.launcher == "mpirun" and ":" in args.options,
              "mpirun ends a command at an option that is only ':'; the script cannot have it under mpirun"),
             (not args.script, f"name the script of the ranks: python {args.name} -n {args.n} train.py"),

@@ -89,8 +89,6 @@ def prepare_mpirun(args, launch):
     refuse_if(re.search(r"\s", mpirun + tools + folder),
               "Open MPI starts nothing on other machines from a path with a space "
               f"({mpirun}, {folder}); move it, or use run_msrun.sh --nodes")
-    refuse_if(args.hosts and "@" in args.hosts,
-              "mpirun takes users, as in root@host, in a hostfile only: run_mpirun_2.sh HOSTFILE")
     check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
@@ -123,9 +121,12 @@ def own_address(other, interface):
 
 def mpirun_options(args):
     """The options of mpirun that several machines need."""
-    # As they were read here: mpirun understands no line ends of Windows. Users it takes only in a file.
-    hosts = ",".join(f"{host}:{slots}" for host, slots in args.machines)
-    options = ["--hostfile", args.hostfile] if "@" in hosts else ["-H", hosts]
+    # As they were read here: mpirun understands no line ends of Windows.
+    options = ["-H", ",".join(f"{host}:{slots}" for host, slots in args.machines)]
+    if "@" in options[1]:  # users it takes only in a file; this one ends with this process
+        file = os.memfd_create("hostfile")
+        os.write(file, "".join(f"{host} slots={slots}\n" for host, slots in args.machines).encode())
+        options = ["--hostfile", f"/proc/{os.getpid()}/fd/{file}"]
     # The same Open MPI on all machines, though it is on no PATH there.
     options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
     # ssh, and Open MPI's daemon on the other side, shall notice soon that the network failed.
