@@ -10,6 +10,7 @@ tools/launch.py, in the folder beside the lesson's, does that with all checks, a
 fails. Without tools/, in a lesson that was copied out, they start plainly.
 """
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -81,7 +82,12 @@ def join():
 
 def leave(code=0):
     """End this process together with all ranks, with an exit code, if join() prepared it."""
-    if _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
+    global _joined
+    if _joined and sys.exc_info()[0]:  # try ... finally: an error on its way ends this process
+        if _more:
+            atexit.register(leave, code)  # it was caught, if that is called
+    elif _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
+        _joined = False
         _meet()
         _end_mpi(60)
         _more["finish_writing"]() if _more else sys.stdout.flush()

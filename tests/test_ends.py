@@ -420,6 +420,42 @@ def test_ranks_that_end_well_and_do_not_tell_mpirun(who, sentence, tmp_path):
     assert not result.left_over
 
 
+LEAVES = JOINS + """
+from mindspore import ops
+rank = ms.communication.get_rank()
+if sys.argv[2] == "atexit":
+    import atexit
+    atexit.register(ranks.leave)
+    sys.exit(3)
+try:
+    if rank == 1:
+        raise ValueError("the mistake")
+    if sys.argv[2] == "finally":
+        ops.AllReduce()(ms.Tensor([1.0])).asnumpy()
+except ValueError:
+    if sys.argv[2] != "caught":
+        raise
+    ranks.leave()
+finally:
+    if sys.argv[2] == "finally":
+        ranks.leave()
+open(f"went on {rank}", "w")
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("finally", 1), ("atexit", 3), ("caught", 0)])
+def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
+    """Nor does the failed rank wait for the others, which are at another collective."""
+    with start(tmp_path, LEAVES, 2, "--", RANKS.parent, how) as job:
+        result = job.finish(60)
+    assert result.code == code, result.output
+    assert ("rank 1 failed, exit code 1. The end of " in result.output) == (how == "finally")
+    assert ("[rank 1] ValueError: the mistake" in result.output) == (how == "finally")
+    assert (tmp_path / "went on 1").exists() == (how == "caught")
+    assert not result.left_over
+
+
 def test_what_a_failed_rank_has_started_ends_with_it(tmp_path):
     with start(tmp_path, "import subprocess\nsubprocess.Popen(['sleep', '600'])\nraise SystemExit(3)", 1) as job:
         result = job.finish()

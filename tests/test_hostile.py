@@ -46,7 +46,7 @@ def test_variables_of_an_earlier_job_are_named_and_not_handed_on(mnist, tmp_path
 @pytest.mark.parametrize(("stale", "sentence", "names"), [
     ({"RANK_SIZE": "8x"}, "RANK_SIZE is '8x', which is no number", "RANK_SIZE"),
     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_SERVER_TMPDIR": "/nowhere"},
-     "mpirun started this process, but none runs", "OMPI_COMM_WORLD_SIZE"),
+     "mpirun started this process, but none runs", "OMPI_COMM_WORLD_SIZE RANK_SIZE"),
     ({"MS_ROLE": "MS_WORKER", "RANK_SIZE": "2"}, "MS_SCHED_PORT or MS_WORKER_NUM is missing", "MS_ROLE RANK_SIZE"),
     ({"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "PORT"},
      "no scheduler listens on 127.0.0.1:PORT within 0.1 s", "MS_ROLE"),

@@ -144,12 +144,12 @@ class Agent:
         os._exit(143)
 
     def clear_away(self):
-        """End all that the script has started, and free the memory of Open MPI, which a killed rank leaves."""
-        end_session(self.script)
+        """Free the memory of Open MPI, which a killed rank leaves, and end all that the script has started."""
         job = os.getenv("OMPI_MCA_ess_base_jobid", "0")  # noqa: SIM112  # its real name
         for segment in Path("/dev/shm").glob(f"vader_segment.*.{os.getuid()}.{int(job):x}.{self.rank}"):
             with contextlib.suppress(OSError):  # mpirun was quicker
                 segment.unlink()
+        end_session(self.script)  # last, for mpirun waits a second only before it kills this process
 
 
 def receive(link):

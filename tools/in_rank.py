@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
 import runpy
 import socket
@@ -45,6 +46,9 @@ finish_writing = beside("ending.py")["finish_writing"]
 
 def prepare():
     """Make this process a good rank on CPU, before init()."""
+    if multiprocessing.parent_process():
+        sys.exit("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that "
+                 "the script does under if __name__ == '__main__':")
     check_variables()
     take_own_cores()
     beside("convolutions.py")["take_over"]()
@@ -68,10 +72,12 @@ def check_variables():
             left_over("MS_ROLE says that msrun started this process, but MS_SCHED_HOST, MS_SCHED_PORT or MS_WORKER_NUM "
                       "is missing or no number")
         seconds = float(env.get("MS_TOPO_TIMEOUT", "60"))
+        seconds = min(seconds, 120) if host == "127.0.0.1" else seconds  # another machine may be started later
         end = time.monotonic() + seconds
         while not listens(host, int(port)):
             if time.monotonic() > end:
-                left_over(f"no scheduler listens on {host}:{port} within {seconds:g} s")
+                left_over(f"no scheduler listens on {host}:{port} within {seconds:g} s; scheduler.log says why, if "
+                          "msrun has written one (a script without init() starts none)")
             time.sleep(0.02)
 
 
@@ -139,9 +145,14 @@ class Exit(SystemExit):
     def code(self, status):
         self.args = (status,)
 
+    def __reduce__(self):  # for processes of a pool
+        return SystemExit, self.args
+
 
 def end(code):
-    """End this process without MindSpore's clean-up."""
+    """End this process without MindSpore's clean-up, and without waiting for the other ranks."""
+    if "ranks" in sys.modules:
+        sys.modules["ranks"]._joined = False  # atexit may have its leave()
     finish_writing(5)  # the others wait for its end
     os._exit(code)
 
@@ -150,8 +161,9 @@ def end_at_errors():
     """End this process right after it has said what is wrong, by an error or sys.exit(): MindSpore's clean-up would
     take seconds, for which the launcher waits, and crashes now and then.
 
-    To be called before init(), which puts its own hook in front of the one that it finds.
+    To be called before init(), which puts a hook of its own in front of the one that _comm_helper found.
     """
+    from mindspore.communication import _comm_helper
     show = sys.excepthook
 
     def show_and_end(*error):
@@ -161,7 +173,8 @@ def end_at_errors():
     def leave(*status):  # Python is silent on SystemExit in a thread, not on what is derived from it
         raise (Exit if threading.current_thread() is threading.main_thread() else SystemExit)(*status)
 
-    sys.excepthook, sys.exit = show_and_end, leave
+    sys.excepthook = _comm_helper.excepthook = show_and_end
+    sys.exit = leave
 
 
 def use_mpi():

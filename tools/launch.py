@@ -252,10 +252,12 @@ class Job:
                         f"--log_dir={args.logs}", "--tail_worker_log=-1",
                         *(args.command or [f"--master_port={free_port()}"]), *ranks[1:]], env)
         else:
+            # Where this folder's path has a ':', mpirun would cut that of the logs there.
+            logs = os.path.join("/proc/self/cwd", args.logs) if ":" in os.getcwd() else args.logs
             # On CPU, more ranks than cores are fine for a rehearsal.
             self.popen(["mpirun", "-n", str(args.n), *args.command, *["--allow-run-as-root"] * (os.geteuid() == 0),
                         "--bind-to", "none", *["--oversubscribe"] * (args.target == "CPU"),
-                        *["--output-filename", f"{args.logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
+                        *["--output-filename", f"{logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
                         *ranks], env)
 
     def popen(self, command, env):

@@ -89,6 +89,8 @@ def prepare_mpirun(args, launch):
     refuse_if(re.search(r"\s", mpirun + tools + folder),
               "Open MPI starts nothing on other machines from a path with a space "
               f"({mpirun}, {folder}); move it, or use run_msrun.sh --nodes")
+    refuse_if(":" in os.getcwd(), f"Open MPI cuts the path of the logs, {os.getcwd()}/{args.logs}, at the ':'; start "
+                                  "from another folder")
     check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
