@@ -456,6 +456,21 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
     assert not result.left_over
 
 
+SPAWNS = JOINS + """
+import multiprocessing
+print("child", multiprocessing.get_context("spawn").Process(target=print).start())
+time.sleep(600)
+"""
+
+
+def test_a_process_that_runs_the_script_anew_is_told_why_it_must_not(tmp_path):
+    """It would be a second rank 0, which waits for ever."""
+    with start(tmp_path, SPAWNS, 2, "--", RANKS.parent) as job:
+        job.wait_for(r"\[rank \d\] a process that multiprocessing has started runs the script anew, as if it was a ")
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert not job.finish().left_over
+
+
 def test_what_a_failed_rank_has_started_ends_with_it(tmp_path):
     with start(tmp_path, "import subprocess\nsubprocess.Popen(['sleep', '600'])\nraise SystemExit(3)", 1) as job:
         result = job.finish()

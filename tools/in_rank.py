@@ -46,7 +46,7 @@ finish_writing = beside("ending.py")["finish_writing"]
 
 def prepare():
     """Make this process a good rank on CPU, before init()."""
-    if multiprocessing.parent_process():
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
         sys.exit("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that "
                  "the script does under if __name__ == '__main__':")
     check_variables()
