@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import jobs
 import pytest
@@ -168,17 +169,19 @@ import ranks
 from mindspore.communication import init
 ranks.join()
 init()
-sys.exit("why")
+exec(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
-def test_what_clean_up_does_after_sys_exit_is_not_the_end_of_a_rank(launcher, tmp_path):
+@pytest.mark.parametrize(("launcher", "how", "said"), [
+    ("mpirun", "sys.exit('why')", "why"), ("msrun", "sys.exit('why')", "why"), ("table", "sys.exit('why')", "why"),
+    ("mpirun", "raise KeyError('why')", "KeyError: 'why'")])
+def test_what_clean_up_does_after_an_error_is_not_the_end_of_a_rank(launcher, how, said, tmp_path):
     """MindSpore's crashes now and then; here one that always does comes before it."""
-    with start(tmp_path, SAYS_WHY, 2, "--with", launcher, "--", RANKS.parent) as job:
+    with start(tmp_path, SAYS_WHY, 2, "--with", launcher, "--", RANKS.parent, how) as job:
         result = job.finish()
     assert result.code == 1, result.output
-    assert re.search(r"^\[rank \d\] why$", result.output, re.MULTILINE)
+    assert re.search(rf"^\[rank \d\] {said}$", result.output, re.MULTILINE)
     assert not result.left_over
 
 
@@ -206,7 +209,9 @@ def test_a_rank_that_fails_without_a_word(logs, tmp_path):
 @pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
 def test_the_launcher_ends_after_its_ranks(launcher, tmp_path):
     """Also where a rank takes no notice of TERM, and its agent has to wait before it takes KILL."""
-    script = ("import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\n"
+    mpi = "from mpi4py import MPI\nprint('job', os.environ['OMPI_MCA_ess_base_jobid'])\n" * (launcher == "mpirun")
+    script = ("import os\n" + mpi +
+              "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\n"
               "time.sleep({'0': 600, '1': 1}.get(os.getenv('RANKS_RANK'), 0))\nos._exit(5)")
     with start(tmp_path, script, 2, "--with", launcher) as job:
         job.process.wait(60)
@@ -215,6 +220,8 @@ def test_the_launcher_ends_after_its_ranks(launcher, tmp_path):
         result = job.finish()
     assert result.code == 5
     assert result.output.count("] ready") == 2
+    for number in re.findall(r"\] job (\d+)$", result.output, re.MULTILINE):
+        assert not list(Path("/dev/shm").glob(f"vader_segment.*.{int(number):x}.*")), "memory that ranks shared"
 
 
 # -------------------------------------------------------------------------------------------------------- restarts
@@ -313,14 +320,14 @@ ms.communication.init()
 
 
 GOES_ON = """
-import atexit, concurrent.futures, os, threading
+import atexit, concurrent.futures, os, pickle, threading
 early = open("early" + os.getenv("RANKS_RANK", "0"), "w")
 early.write("written")
 """ + JOINS + """
 try:
     sys.exit(3)
 except SystemExit as end:
-    print("caught", end.code, flush=True)
+    print("caught", pickle.loads(pickle.dumps(end)).code, flush=True)
 rank = ms.communication.get_rank()
 held = open(f"held{rank}", "w")
 held.write("written")

@@ -296,13 +296,17 @@ def test_runs_upon_runs_in_the_same_second(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["logs", "logs.now", "logs.now.2", "logs.now.3"]
 
 
-def test_a_folder_of_logs_with_a_slash(tmp_path):
-    (tmp_path / "rank.py").write_text(
+def test_a_folder_of_logs_with_a_slash_in_one_with_a_colon(tmp_path):
+    """At which mpirun would cut its path off."""
+    folder = tmp_path / "run 8:20"
+    folder.mkdir()
+    (folder / "rank.py").write_text(
         "print('epoch: 1 step: 1, loss is 0.53.')\nprint('step:', '9' * 5000 + ', loss is 0.53')\n")
     for _ in range(2):
         result = jobs.succeeded(jobs.run(jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "--logs", "mine/", "rank.py",
-                                         cwd=tmp_path))
+                                         cwd=folder))
         assert "rank 0: loss 0.53 -> 0.53 (mine/1/rank.0/stdout)" in result.output, "also with a full stop behind it"
+        assert "step: 1, loss is 0.53." in (folder / "mine/1/rank.0/stdout").read_text()
     assert re.search(r"^ranks.py: the earlier mine is now mine\.\S+$", result.output, re.MULTILINE)
 
 
