@@ -279,6 +279,16 @@ def test_a_script_without_a_plan_ends_as_in_python(tmp_path):
         assert {(tmp_path / f"{name}{rank}").read_text() for name in ("held", "late", "after")} == {"written"}
 
 
+def test_an_exit_code_is_not_lost_where_atexit_has_leave(tmp_path):
+    (tmp_path / "train.py").write_text(
+        f"import atexit, sys\nsys.path.insert(0, {str(REPO / 'mnist_ddp')!r})\nimport ranks\n"
+        "import mindspore as ms\nms.set_context(device_target='CPU')\nranks.join()\nms.communication.init()\n"
+        "atexit.register(ranks.leave)\nsys.exit(3)\n")
+    done = compute(2, "train.py", cwd=tmp_path)
+    assert done.code == 3, done.output
+    assert not done.left_over
+
+
 def test_kill_9_of_what_starts_the_ranks_ends_them_also_before_there_is_a_plan(tmp_path):
     (tmp_path / "train.py").write_text("import time\nprint('no plan yet', flush=True)\ntime.sleep(600)\n")
     with Job(PYTHON, COMPUTE, "-n", 2, "train.py", cwd=tmp_path) as job:

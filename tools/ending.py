@@ -62,6 +62,8 @@ def finish_writing(seconds=60):
     """End thread pools, wait for threads (so long at most), call what the script has registered with atexit, and write
     what open files hold back.
     """
+    if "ranks" in sys.modules:
+        sys.modules["ranks"]._joined = False  # atexit may have its leave(): this process waits for no rank any more
     threads = threading.Thread(target=end_threads, daemon=True)
     threads.start()
     threads.join(seconds)

@@ -150,9 +150,7 @@ class Exit(SystemExit):
 
 
 def end(code):
-    """End this process without MindSpore's clean-up, and without waiting for the other ranks."""
-    if "ranks" in sys.modules:
-        sys.modules["ranks"]._joined = False  # atexit may have its leave()
+    """End this process without MindSpore's clean-up."""
     finish_writing(5)  # the others wait for its end
     os._exit(code)
 
