@@ -30,13 +30,7 @@ _end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs doe
 
 
 # ----------------------------------------------------------------------------- when it is imported
-_quiet = os.environ.setdefault("GLOG_v", "3") == "3"  # MindSpore prints errors only
-if _quiet and "mindspore" in sys.modules:  # it has read the variable
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
-        ms = sys.modules["mindspore"]
-        ms.log._get_logger().setLevel("ERROR")
-        core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
-        ctypes.c_int.in_dll(core, "_ZN3fLI17FLAGS_minloglevelE").value = 2  # errors, as GLOG_v=3
+os.environ.setdefault("GLOG_v", "3")  # MindSpore prints errors only
 _tools = HERE.parent / "tools" / "in_rank.py"  # has more ways to be quick, and looks for faults
 _more = runpy.run_path(str(_tools)) if _tools.is_file() and __name__ != "__main__" else {}
 
@@ -117,6 +111,8 @@ def _start_scheduler():
 def _meet():
     """Return when all ranks are here: all connect to rank 0, which hangs up after the last."""
     import mindspore as ms
+    if not ms.communication.GlobalComm.INITED:
+        sys.exit("the ranks have not met: call mindspore.communication.init() after ranks.join()")
     rank, host = int(os.environ["MS_NODE_ID"]), os.environ["MS_SCHED_HOST"]
     with socket.create_server((host if rank == 0 else "", 0), backlog=999) as server:
         ports = [server.getsockname()[1]]

@@ -173,14 +173,15 @@ exec(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize(("launcher", "how", "said"), [
-    ("mpirun", "sys.exit('why')", "why"), ("msrun", "sys.exit('why')", "why"), ("table", "sys.exit('why')", "why"),
-    ("mpirun", "raise KeyError('why')", "KeyError: 'why'")])
-def test_what_clean_up_does_after_an_error_is_not_the_end_of_a_rank(launcher, how, said, tmp_path):
+@pytest.mark.parametrize(("launcher", "how", "said", "code"), [
+    ("mpirun", "sys.exit('why')", "why", 1), ("msrun", "sys.exit('why')", "why", 1),
+    ("table", "raise KeyError('why')", "KeyError: 'why'", 1),
+    ("mpirun", "raise KeyboardInterrupt", "KeyboardInterrupt", 130)])
+def test_what_clean_up_does_after_an_error_is_not_the_end_of_a_rank(launcher, how, said, code, tmp_path):
     """MindSpore's crashes now and then; here one that always does comes before it."""
     with start(tmp_path, SAYS_WHY, 2, "--with", launcher, "--", RANKS.parent, how) as job:
         result = job.finish()
-    assert result.code == 1, result.output
+    assert result.code == code, result.output
     assert re.search(rf"^\[rank \d\] {said}$", result.output, re.MULTILINE)
     assert not result.left_over
 
@@ -461,6 +462,30 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
     assert ("[rank 1] ValueError: the mistake" in result.output) == (how == "finally")
     assert (tmp_path / "went on 1").exists() == (how == "caught")
     assert not result.left_over
+
+
+RELEASES = JOINS + """
+from mindspore import ops
+rank = ms.communication.get_rank()
+ops.AllReduce()(ms.Tensor([1.0])).asnumpy()
+time.sleep(2 * rank)
+ms.communication.release()
+ranks.leave()
+"""
+
+
+def test_release_before_leave_is_no_crash(tmp_path):
+    with start(tmp_path, RELEASES, 2, "--", RANKS.parent) as job:
+        jobs.succeeded(job.finish())
+
+
+def test_ranks_that_never_met_are_told_what_is_missing(tmp_path):
+    script = JOINS.replace("ms.communication.init()", "ranks.leave()")
+    with start(tmp_path, script, 2, "--", RANKS.parent) as job:
+        result = job.finish()
+    assert result.code == 1, result.output
+    assert "] the ranks have not met: call mindspore.communication.init() after ranks.join()\n" in result.output
+    assert "Traceback" not in result.output
 
 
 SPAWNS = JOINS + """

@@ -52,21 +52,26 @@ def test_losses_have_5_digits_and_rank_0_says_how_long_it_will_take(tmp_path):
 
 @pytest.mark.parametrize("start", ["mpirun", "msrun", "pytest"])
 def test_nothing_of_mindspore_is_printed_when_all_is_well(start, tmp_path):
-    imports = ["import time\nimport mindspore as ms", "import ranks"]
-    text = "\n".join([*(imports[::-1] if start == "pytest" else imports),
+    """Also where MindSpore is imported first, and tools/ lies beside the script's folder."""
+    imports = ["import ranks", "import time\nimport mindspore as ms"]
+    text = "\n".join([*(imports[::-1] if start == "msrun" else imports),
                       "from mindspore.communication import get_rank, init",
                       "def test_it():",
                       "    ms.set_context(device_target='CPU')  # MindSpore 2.10 warns: deprecated",
                       "    ranks.join()", "    init()", "    print('rank', get_rank(), flush=True)",
                       "    time.sleep(1)  # right after init(), MindSpore's own end hangs now and then",
                       "    ranks.leave()", "if __name__ == '__main__':", "    test_it()", ""])
-    (tmp_path / "script.py").write_text(text)
-    (tmp_path / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
+    folder = tmp_path / "lesson"
+    folder.mkdir()
+    if start == "msrun":
+        (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
+    (folder / "script.py").write_text(text)
+    (folder / "ranks.py").write_bytes((jobs.REPO / "mnist_ddp" / "ranks.py").read_bytes())
     command = {"mpirun": [*MPIRUN, "python", "script.py"],
                "pytest": [*MPIRUN, "python", "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", "script.py"],
                "msrun": ["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True", "--log_dir=log",
                          f"--master_port={jobs.free_port()}", "script.py"]}[start]
-    result = jobs.succeeded(jobs.run(*command, cwd=tmp_path))
+    result = jobs.succeeded(jobs.run(*command, cwd=folder))
     assert sorted(re.findall(r"^rank \d$", result.output, re.MULTILINE)) == ["rank 0", "rank 1"]
     assert not re.search(r"\[(INFO|WARNING)\] (?!ME\(\d+:\d+,MainProcess\).*_api\.py)", result.output)  # msrun's own
     assert "deprecated" not in result.output

@@ -34,7 +34,13 @@ def beside(name):
 
 
 argparse.ArgumentParser.error = say_once
-if "mindspore" not in sys.modules and gc.isenabled():
+if "mindspore" in sys.modules and os.getenv("GLOG_v") == "3":  # noqa: SIM112  # too late: it has been read
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
+        ms = sys.modules["mindspore"]
+        ms.log._get_logger().setLevel("ERROR")
+        core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
+        ctypes.c_int.in_dll(core, "_ZN3fLI17FLAGS_minloglevelE").value = 2  # errors, as GLOG_v=3
+elif "mindspore" not in sys.modules and gc.isenabled():
     gc.disable()  # to look for garbage among all that MindSpore's import makes would take a sixth of its time
     with contextlib.suppress(ImportError):  # the script will say it
         import mindspore  # noqa: F401
@@ -57,6 +63,7 @@ def prepare():
         find_others_soon()
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
+        take_note_of_release()
 
 
 def check_variables():
@@ -72,7 +79,7 @@ def check_variables():
             left_over("MS_ROLE says that msrun started this process, but MS_SCHED_HOST, MS_SCHED_PORT or MS_WORKER_NUM "
                       "is missing or no number")
         seconds = float(env.get("MS_TOPO_TIMEOUT", "60"))
-        seconds = min(seconds, 120) if host == "127.0.0.1" else seconds  # another machine may be started later
+        seconds = min(seconds, 60) if host == "127.0.0.1" else seconds  # another machine may be started later
         end = time.monotonic() + seconds
         while not listens(host, int(port)):
             if time.monotonic() > end:
@@ -166,13 +173,24 @@ def end_at_errors():
 
     def show_and_end(*error):
         show(*error)
-        end(1)
+        end(130 if issubclass(error[0], KeyboardInterrupt) else 1)
 
     def leave(*status):  # Python is silent on SystemExit in a thread, not on what is derived from it
         raise (Exit if threading.current_thread() is threading.main_thread() else SystemExit)(*status)
 
     sys.excepthook = _comm_helper.excepthook = show_and_end
     sys.exit = leave
+
+
+def take_note_of_release():
+    """Have ranks.leave() ask the other ranks nothing, once the script has released what connects them."""
+    from mindspore.communication import management
+
+    def release(finalize=management.finalize_hccl):
+        sys.modules["ranks"]._meet = bool  # it does nothing
+        finalize()
+
+    management.finalize_hccl = release
 
 
 def use_mpi():
