@@ -106,6 +106,8 @@ def arguments():
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
     options = parser.parse_args()
+    if not os.path.exists(os.readlink("/proc/self/cwd")):
+        parser.error("this folder has been removed; change to another one")
     if options.n is not None and options.n < 1:
         parser.error(f"-n {options.n}: a job has at least 1 rank")
     if not options.check and (options.script is None or not Path(options.script).is_file()):

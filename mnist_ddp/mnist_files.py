@@ -26,8 +26,9 @@ def mnist_folder(text):
         maker = Path(__file__).resolve().parent.parent / "tools" / "make_datasets.py"
         make = f", or make the set: python {os.path.relpath(maker)} mnist {folder}"
         raise ArgumentTypeError(
-            f"the data folder {folder} does not exist (looked from {Path.cwd()}); give an absolute "
-            "path" + make * maker.is_file())  # it is not, where the lesson was copied out alone
+            f"the data folder {folder} {'is a file' if folder.exists() else 'does not exist'} "
+            f"(looked from {Path.cwd()}); give an absolute path" +
+            make * maker.is_file())  # it is not, where the lesson was copied out alone
     if not any(folder.glob("*train*-ubyte")) and any(folder.glob("train/train*-ubyte")):
         folder = folder / "train"
         if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":

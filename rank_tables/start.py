@@ -63,8 +63,8 @@ def run(tool, *arguments):
 def read(args, table):
     """Check a table; fills args.local, args.devices and RANK_TABLE_FILE; returns the server of each rank."""
     if not Path(table).is_file():
-        raise ValueError(f"the rank table {table} does not exist; give its path, or make one: python "
-                         f"{os.path.relpath(HERE)}/rank_table.py make --help")
+        raise ValueError(f"the rank table {table} {'is no file' if os.path.exists(table) else 'does not exist'}; give "
+                         f"its path, or make one: python {os.path.relpath(HERE)}/rank_table.py make --help")
     os.environ["RANK_TABLE_FILE"] = table = os.path.abspath(table)
     print(run("rank_table.py", "check", table, "--size", str(args.n)), end="", flush=True)
     _, args.devices, servers = zip(*map(str.split, run("rank_table.py", "ranks", table).splitlines()))

@@ -67,7 +67,8 @@ def check_cifar10_folder(folder):
         raise ValueError("no data set given: set DATA_PATH to the folder cifar-10-batches-bin")
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"the data folder {folder} does not exist (looked from {Path.cwd()}); "
+        how = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"the data folder {folder} {how} (looked from {Path.cwd()}); "
                          f"give the absolute path of cifar-10-batches-bin, or {SOURCE}")
     # MindSpore reads what has .bin at the end and data_batch or test_batch anywhere in its name.
     files = sorted(path for path in folder.iterdir() if path.name.endswith(".bin"))

@@ -42,7 +42,8 @@ def _check(text):
         raise ValueError("no data set given: use --data-path FOLDER or set DATA_PATH")
     folder = Path(text)
     if not folder.is_dir():
-        raise ValueError(f"the data folder {folder} does not exist (looked from {Path.cwd()}); "
+        how = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"the data folder {folder} {how} (looked from {Path.cwd()}); "
                          f"give an absolute path, {EXAMPLE}")
     classes, test_classes = (_classes_of(folder / part) for part in PARTS)
     for name in sorted(set(classes) ^ set(test_classes)):

@@ -218,7 +218,10 @@ def test_a_folder_that_has_been_removed(tmp_path):
     (tmp_path / "gone").mkdir()
     go = 'cd gone && rmdir ../gone && exec "$@"'
     for command in ((MNIST / "ranks.py", "-n", 1, tmp_path / "rank.py"),
-                    (jobs.REPO / "dry_run/dry_run.py", "--rank-size", 1, tmp_path / "rank.py")):
+                    (jobs.REPO / "dry_run/dry_run.py", "--rank-size", 1, tmp_path / "rank.py"),
+                    (jobs.REPO / "dry_run/compute.py", "-n", 1, tmp_path / "rank.py"),
+                    (jobs.REPO / "tools/make_datasets.py", "mnist", "set"),
+                    (jobs.REPO / "tools/plot_loss.py", "device"), (jobs.REPO / "tools/doctor.py",)):
         (tmp_path / "gone").mkdir(exist_ok=True)
         result = jobs.run("sh", "-c", go, "sh", jobs.PYTHON, *command, cwd=tmp_path)
         assert result.code == 2

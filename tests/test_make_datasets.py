@@ -16,6 +16,13 @@ def make(folder, name, *options, **kwargs):
     return jobs.run(jobs.PYTHON, TOOL, name, folder, *options, cwd=folder.parent, **kwargs)
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    result = jobs.run(jobs.PYTHON, TOOL, "mnist", "/proc/set", cwd=tmp_path)
+    assert result.code == 2
+    assert "make_datasets.py: cannot write /proc/set" in result.output
+    assert result.output.endswith("; name another folder, or make room\n")
+
+
 def digest(folder):
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     assert files

@@ -190,6 +190,7 @@ def damaged(mnist, folder, name, content):
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ([], "no data set: give its folder or set DATA_PATH"),
     (["nowhere", "2"], "the data folder nowhere does not exist (looked from "),
+    (["{mnist}/t10k-labels-idx1-ubyte", "2"], "t10k-labels-idx1-ubyte is a file (looked from "),
     (["{mnist}", "0"], "the number of ranks must be a whole number from 1, not '0'"),
     (["{mnist}", "two"], "not 'two'"),
     (["{mnist}", "{many}"], "MB of memory"),

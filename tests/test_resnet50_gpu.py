@@ -263,6 +263,7 @@ def test_cards_are_checked_before_the_start(ranks, env, sentence, cifar10, tmp_p
 
 def test_bad_arguments_of_run_gpu_sh(cifar10, tmp_path):
     for arguments, sentence in ((["nowhere", 2], "the data folder nowhere does not exist"),
+                                ([cifar10 / "test_batch.bin", 2], "test_batch.bin is a file (looked from "),
                                 ([cifar10, 2, "--launcher"], "--launcher: expected one argument"),
                                 ([cifar10, 2, "--launcher", "ssh"], "invalid choice: 'ssh' (choose from"),
                                 ([cifar10, 2, "--lr", 1], "unrecognized arguments: --lr 1"),
@@ -283,6 +284,7 @@ def empty_test_part(folder):
 
 @pytest.mark.parametrize(("change", "sentence"), [
     (lambda folder: shutil.rmtree(folder / "Training"), "has no folder Training"),
+    (lambda folder: (shutil.rmtree(folder), folder.touch()), "fruits is a file (looked from "),
     (empty_test_part, "Test has no class folder"),
     (lambda folder: (folder / "Test" / "pear").mkdir(), "the class "),
     (lambda folder: shutil.copytree(folder / "Test" / "fruit_000", folder / "Test" / "pear"),

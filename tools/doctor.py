@@ -360,6 +360,10 @@ def main():
     parser.add_argument("--port", type=port_number, action="append", default=[], help="a port that must be free")
     parser.add_argument("--json", action="store_true", help="write JSON")
     arguments = parser.parse_args()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        parser.error("this folder has been removed; change to another one")
     report, device = examine(arguments)
     can_run = not report.blocking()
     verdict = (f"A lesson can run here, on {device}{' (a rehearsal)' if device == 'CPU' else ''}." if can_run else

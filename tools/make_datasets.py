@@ -236,6 +236,10 @@ def parse_arguments():
         else:
             one.add_argument("--download", action="store_true", help="fetch the full set instead")
     args = parser.parse_args()
+    try:
+        args.folder = args.folder.absolute()
+    except FileNotFoundError:
+        parser.error("this folder has been removed; change to another one")
     if (args.seed or 0) < 0:
         parser.error(f"--seed must be at least 0, not {args.seed}")
     return args
@@ -243,8 +247,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    folder = args.folder.absolute()
-    wanted = folder  # what a launcher takes
+    wanted = folder = args.folder  # wanted: what a launcher takes
     if args.name == "cifar10":
         folder = folder.parent if folder.name == "cifar-10-batches-bin" else folder
         wanted = folder / "cifar-10-batches-bin"
@@ -265,8 +268,12 @@ def main():
             partial.mkdir()
             args.make(partial, args)
             put_in_place(partial, folder, args.force)
-    except (DatasetError, OSError) as error:
+    except DatasetError as error:
         print(f"make_datasets.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"make_datasets.py: cannot write {error.filename or folder} ({error.strerror or error}); name another "
+              "folder, or make room", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nmake_datasets.py: interrupted, nothing was written", file=sys.stderr)

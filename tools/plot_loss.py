@@ -9,6 +9,7 @@ deviceN/train.logN, device_N/trainN.log; where there are none, train.log, which 
 """
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -156,6 +157,8 @@ def main():
     labels = args.labels.split(",") if args.labels else [str(path) for path in args.runs]
     if args.smooth < 1 or len(set(labels)) != len(args.runs):
         parser.error("--smooth must be at least 1, and there must be as many --labels, all different, as runs")
+    if not os.path.exists(os.readlink("/proc/self/cwd")):
+        parser.error("this folder has been removed; change to another one")
     try:
         runs = {label: read_run(path) for label, path in zip(labels, args.runs)}
         draw(runs, args.output, args.smooth)
