@@ -543,6 +543,8 @@ def refused(sentence, *command, cwd):
     (["data_parallel", "2", "--restarts"], "--restarts: expected one argument"),
     (["data_parallel", "2", "--restarts", "1", "--", "--epochs", "3"], "needs -- --ckpt-dir DIR, where the ranks save"),
     (["data_parallel", "2", "--", "--ckpt-dir", "/dev/null/x"], "/dev/null/x cannot be made or written to"),
+    (["data_parallel", "2", "--", "--ckpt-dir", "./log_output/ck"], "is in log_output, the folder of the logs, which"),
+    (["data_parallel", "2", "--in", "new", "--", "--ckpt-dir", "new"], "--ckpt-dir new is in new, the folder of the l"),
 ])
 def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path):
     refused(sentence, "bash", RUN, *arguments, cwd=tmp_path)

@@ -41,11 +41,20 @@ def load_with_full_caches():
     finally:
         os.sysconf = sysconf
 
+def go_on_after_the_end():
+    data = ds.NumpySlicesDataset([1, 2])
+    data.set_init_step(5)
+    for _ in data.create_tuple_iterator(num_epochs=2):
+        pass
+
 open("data_batch_1.bin", "wb").write(bytes(100))
 for name, provoke in {
     "no-ascend": lambda: ms.set_context(device_target="Ascend"),
     "no-gpu": lambda: ms.set_context(device_target="GPU"),
     "role-name": init,
+    "module-missing": lambda: __import__("no_such_module"),
+    "module-hidden": lambda: os.no_such_function(),
+    "steps-resumed": go_on_after_the_end,
     "old-transforms": lambda: __import__("mindspore.dataset.vision.c_transforms"),
     "data-folder": lambda: list(ds.Cifar10Dataset("data/cifar")),
     "data-files": lambda: list(ds.Cifar10Dataset(".")),

@@ -183,12 +183,17 @@ def look_at_disks(args, warn):
             raise ValueError(f"the disk of {place} {full}, and {what} go there; free some (df -h, df -i), or "
                              f"{'start in' if what == LOGS else 'set TMPDIR to'} another folder")
         if what == "checkpoints":
-            whole = Path(path).absolute()
+            whole = Path(os.path.abspath(path))
             other = [part for part in (whole, *whole.parents) if os.path.lexists(part) and not part.is_dir()]
             if other:
                 raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
             if not os.access(place, os.W_OK):
                 raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
+            logs = [args.inside] if args.inside else [
+                f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
+            if moved := [name for name in logs if {Path(os.path.abspath(name))} & {whole, *whole.parents}]:
+                raise ValueError(f"--ckpt-dir {path} is in {moved[0]}, the folder of the logs, which each start moves "
+                                 "aside; name another one")
             key = hashlib.sha256(os.path.realpath(whole).encode(errors="surrogateescape")).hexdigest()
             if not linux.take(f"ranks save {args.local[0]} {key}"):
                 raise ValueError(f"--ckpt-dir {path} is that of a job that runs on this machine; wait for its end, or "
