@@ -82,6 +82,7 @@ def leave(code=0):
             atexit.register(leave, code)  # it was caught, if that is called
     elif _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
         _joined = False
+        _more.get("end_threads", abs)(240)  # first: who waits alone loses the scheduler
         _meet()
         _end_mpi(60)
         _more["finish_writing"]() if _more else sys.stdout.flush()

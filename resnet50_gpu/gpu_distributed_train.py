@@ -82,7 +82,8 @@ def create_dataset(part, sampler, transforms, size):
     return dataset.batch(args.batch_size, drop_remainder=part == "Training")
 
 
-augment = [] if args.no_augment else [ds.vision.RandomCrop(32, 4), ds.vision.RandomHorizontalFlip()]
+crop = ds.vision.RandomCrop(32, 4, pad_if_needed=True)
+augment = [] if args.no_augment else [crop, ds.vision.RandomHorizontalFlip()]
 images = args.steps * args.batch_size if args.steps else None  # None: all
 sampler = ds.DistributedSampler(rank_size, rank, num_samples=images)  # distributed: its share
 share = range(rank, args.data.test_images, rank_size)  # distributed: each picture is tested once

@@ -63,7 +63,8 @@ def create_dataset(part, sampler, transforms, size):
     return dataset.batch(args.batch_size, drop_remainder=part == "Training")
 
 
-augment = [] if args.no_augment else [ds.vision.RandomCrop(32, 4), ds.vision.RandomHorizontalFlip()]
+crop = ds.vision.RandomCrop(32, 4, pad_if_needed=True)
+augment = [] if args.no_augment else [crop, ds.vision.RandomHorizontalFlip()]
 images = args.steps * args.batch_size if args.steps else None  # None: all
 sampler = ds.RandomSampler(num_samples=images)
 share = range(args.data.test_images)

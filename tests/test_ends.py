@@ -334,11 +334,12 @@ held = open(f"held{rank}", "w")
 held.write("written")
 print("held back", end="")
 def late():
-    time.sleep(0.5)
+    time.sleep(0.5 + rank)
     open(f"late{rank}", "w").write("written")
 threading.Thread(target=late).start()
 threading.Thread(target=sys.exit, args=(7,)).start()
-atexit.register(lambda function: open(f"after{rank}", "w").write("written"), function=0)
+atexit.register(lambda prefix: open(f"after{rank}", "w").write(
+    " ".join(sorted(name for name in os.listdir() if name.startswith(prefix)))), prefix="late")
 pool = concurrent.futures.ThreadPoolExecutor()
 pool.submit(print, "a thread that waits for more to do", flush=True)
 if sys.argv[2] == "no stdout":
@@ -361,8 +362,10 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
     rank = (re.findall(r"rank (\d) failed, exit code 1", result.output) or "0")[0]  # the other is ended with it
     folder = tmp_path / f"device{rank}" if launcher == "table" else tmp_path
     assert "Traceback" not in result.output
-    for name in ("early", "held", "late", "after"):
+    for name in ("early", "held", "late"):
         assert (folder / f"{name}{rank}").read_text() == "written"
+    together = "late0 late1" if (launcher, how) == ("mpirun", "leave") else f"late{rank}"
+    assert (folder / f"after{rank}").read_text() == together, "leave() waits for the threads of all ranks"
 
 
 @pytest.mark.parametrize("how", ["leave", "no stdout", "exit"])

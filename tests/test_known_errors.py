@@ -87,6 +87,12 @@ for name, mode, parallel_mode, net in (
     except Exception:
         traceback.print_exc()
 '''
+DYING_WORKER = """
+import os
+import mindspore.dataset as ds
+data = ds.GeneratorDataset(range(64), "x", num_parallel_workers=2, python_multiprocessing=True)
+print(len(list(data.map(lambda x: os.kill(os.getpid(), 9), num_parallel_workers=2, python_multiprocessing=True))))
+"""
 TWO_JOBS_ON_ONE_PORT = '''
 import os, time, traceback
 from mindspore.communication import init
@@ -109,7 +115,8 @@ PLANTED = {
 }
 IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))
 IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
-BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number"}
+BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
+              "data-worker"}
 BY_A_TEST = {"mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
              "ranks-missing"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
@@ -204,6 +211,7 @@ def test_errors_of_two_workers(tmp_path):
     ("mpi-on-cpu", [*MPIRUN, "-n", "1", "python", "-c", "import mindspore as ms; ms.set_context(device_target='CPU'); "
                     "ms.communication.init()"]),
     ("module-not-found", [*MPIRUN, "-n", "1", "python", "-S", "-c", "import mindspore"]),
+    ("data-worker", ["python", "-c", DYING_WORKER]),
     ("local-worker-number", ["msrun", "--worker_num=2", "--master_port={port}", "--join=True", "script.py"]),
 ])
 def test_errors_of_commands(name, command, tmp_path):

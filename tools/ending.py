@@ -37,13 +37,20 @@ if not hasattr(atexit.register, "noted"):
 AT_END = atexit.register.noted  # (function, arguments, keywords)
 
 
-def end_threads():
-    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads."""
-    for call in reversed(getattr(threading, "_threading_atexits", [])):
-        call()
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.main_thread():
-            thread.join()
+def end_threads(seconds):
+    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads, so long
+    at most.
+    """
+    def end():
+        for call in reversed(getattr(threading, "_threading_atexits", [])):
+            call()
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.main_thread():
+                thread.join()
+
+    waiter = threading.Thread(target=end, daemon=True)
+    waiter.start()
+    waiter.join(seconds)
 
 
 def writes_files():
@@ -64,9 +71,7 @@ def finish_writing(seconds=60):
     """
     if "ranks" in sys.modules:
         sys.modules["ranks"]._joined = False  # atexit may have its leave(): this process waits for no rank any more
-    threads = threading.Thread(target=end_threads, daemon=True)
-    threads.start()
-    threads.join(seconds)
+    end_threads(seconds)
     while AT_END:
         function, arguments, keywords = AT_END.pop()
         try:

@@ -50,7 +50,8 @@ elif "mindspore" not in sys.modules and gc.isenabled():
     gc.enable()
 gc.freeze()  # MindSpore collects garbage after each graph; to look through what its import has made would take long
 beside("loss_lines.py")
-finish_writing = beside("ending.py")["finish_writing"]
+_ending = beside("ending.py")
+end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 
 
 def prepare():
