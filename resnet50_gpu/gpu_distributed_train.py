@@ -108,7 +108,7 @@ model = Model(net, loss_fn=loss, optimizer=optimizer)
 prefix = f"fruit_360_renet50_{rank}"  # distributed: no two ranks write one file
 saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size)  # distributed: of how many
 for file in () if args.resume else saved.files().values():
-    file.replace(f"{file}.unused")  # of an earlier run: it would mix with the new files
+    file.replace(f"{file}.{file.stat().st_mtime:.0f}.unused")  # of an earlier run, set aside
 first_epoch = saved.resume(model.train_network, args.resume)
 ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished steps
 train_dataset.set_init_step(first_epoch * train_batch_num + saved.first_step)

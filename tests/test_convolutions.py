@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import forks
 import jobs
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ with_version_3 = pytest.mark.skipif(not VERSION_3, reason="this MindSpore's oneD
 
 def kinds(folder, tools, isa=None):
     """Results and gradients of all kinds of convolutions, none if that fails, and what was printed."""
-    done = jobs.run(jobs.PYTHON, jobs.REPO / "tests/convolution_kinds.py", folder / "all.npz", cwd=folder,
-                    env={"TOOLS": str(tools), "ONEDNN_VERBOSE": "1", **({"ONEDNN_MAX_CPU_ISA": isa} if isa else {})})
+    done = forks.run(jobs.REPO / "tests/convolution_kinds.py", folder / "all.npz", cwd=folder,
+                     env={"TOOLS": str(tools), "ONEDNN_VERBOSE": "1", **({"ONEDNN_MAX_CPU_ISA": isa} if isa else {})})
     if done.code:
         return [], done.output
     with np.load(folder / "all.npz") as arrays:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 
+import forks
 import jobs
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ SLICED = ("weight", "moments.weight")
 def train(folder, mode, ranks, *options, lesson=LESSON):
     """Train with the real launcher, one process by hand; return the Result."""
     folder.mkdir(exist_ok=True)
-    command = ("bash", lesson / "run.sh", mode, ranks, "--") if ranks > 1 else (
-        jobs.PYTHON, lesson / "parallel_modes.py", "--mode", mode)
-    return jobs.succeeded(jobs.run(*command, *options, cwd=folder, timeout=300))
+    if ranks == 1:
+        return jobs.succeeded(forks.run(lesson / "parallel_modes.py", "--mode", mode, *options, cwd=folder))
+    return jobs.succeeded(jobs.run("bash", lesson / "run.sh", mode, ranks, "--", *options, cwd=folder, timeout=300))
 
 
 def losses_of(result, ranks):
@@ -261,8 +262,9 @@ def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path
 
 
 def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
-    refused("hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2",
-            jobs.PYTHON, LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
+    result = forks.run(LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
+    assert result.code == 2
+    assert "hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2" in result.output
 
 
 @pytest.mark.parametrize(("given", "sentence"), [

@@ -11,9 +11,9 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 
+import forks
 import jobs
 import numpy as np
 import pytest
@@ -57,10 +57,7 @@ def newest(folder, rank, epoch):
 
 def python(code, *arguments, cwd):
     """Run a script that imports from the lesson; returns its output."""
-    done = subprocess.run([jobs.PYTHON, "-c", code, *map(str, arguments)], cwd=cwd, check=False, timeout=240,
-                          env={**os.environ, **FAST, "PYTHONPATH": str(LESSON)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return jobs.succeeded(forks.run("-c", code, *arguments, cwd=cwd, env={**FAST, "PYTHONPATH": str(LESSON)})).output
 
 
 # --------------------------------------------------------------------------------------- two ranks that train

@@ -6,6 +6,7 @@ import statistics
 import time
 from pathlib import Path
 
+import forks
 import jobs
 import pytest
 from test_convolutions import VERSION_3, ranks_with_quick_convolutions
@@ -57,8 +58,8 @@ def same_samples(ranks):
 def one_rank_of_12(fruits, tmp_path_factory):
     """Output, parameters and folder of one process with MindSpore's own batch norm over the whole batch."""
     def make(folder):
-        result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "gpu_distributed_train.py", "--data-path", fruits,
-                                         *same_samples(1), "--sync-bn", cwd=folder, env=CPU, timeout=300))
+        result = jobs.succeeded(forks.run(LESSON / "gpu_distributed_train.py", "--data-path", fruits,
+                                          *same_samples(1), "--sync-bn", cwd=folder, env=CPU, timeout=300))
         assert (losses := losses_of(result.output))[-1] < losses[0] - 0.1
         (folder / "log").write_text(result.output)
 
@@ -139,8 +140,8 @@ def test_msrun_trains_resumes_and_names_checkpoints_as_the_tutorial(fruits, tmp_
     weights = [{name: value for name, value in jobs.parameters(file).items() if "moving" not in name} for file in saved]
     assert jobs.largest_difference(*weights) == 0
 
-    again = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "msrun", "--check", command[0],
-                                    "--", *command[1:], "--resume", "--epochs", 2, cwd=tmp_path, env=CPU, timeout=400))
+    again = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--check", command[0], "--",
+                                    *command[1:], "--resume", "--epochs", 2, cwd=tmp_path, env=CPU, timeout=400))
     for rank in range(2):
         assert f"[rank {rank}] resumed after epoch 1 from ckpt/{saved[rank].name}" in again.output
         assert f"[rank {rank}] epoch: 2 step: 2, loss is " in again.output
@@ -154,9 +155,8 @@ def test_the_single_card_script(fruits, tmp_path):
     shutil.copytree(fruits, folder)
     bad = folder / "Training" / "fruit_001" / "0_0.jpg"
     bad.write_text("no picture")
-    command = (jobs.PYTHON, LESSON / "gpu_single_train.py", "--data-path", folder, *SMALL, "--steps", 4,
-               "--batch-size", 16)
-    refused = jobs.run(*command, cwd=tmp_path, env=CPU)
+    command = (LESSON / "gpu_single_train.py", "--data-path", folder, *SMALL, "--steps", 4, "--batch-size", 16)
+    refused = jobs.run(jobs.PYTHON, *command, cwd=tmp_path, env=CPU)
     assert refused.code == 2
     assert f"{bad} is no picture that can be read" in refused.output
     assert not (tmp_path / "ckpt").exists()
@@ -165,17 +165,21 @@ def test_the_single_card_script(fruits, tmp_path):
     elsewhere = jobs.run(jobs.PYTHON, LESSON / "fruits_files.py", tmp_path, cwd=tmp_path)
     assert (elsewhere.code, "which holds Training/ and Test/" in elsewhere.output) == (1, True)
     bad.unlink()
-    for again in range(2):  # a command may be repeated: files of an earlier run are set aside
-        result = jobs.succeeded(jobs.run(*command, cwd=tmp_path, env=CPU, timeout=200))
+    earlier = []
+    for _ in range(2):  # a command may be repeated: files of an earlier run are set aside
+        result = jobs.succeeded(forks.run(*command, cwd=tmp_path, env=CPU, timeout=200))
         assert re.search(r"^train dataset batch num: 4\ntest dataset batch num: 2\nepoch: 1 step: 1, loss is 1\.\d+$",
                          result.output, re.MULTILINE)
         assert 0 <= accuracy_of(result.output) <= 1
         saved = tmp_path / "ckpt" / "fruit_360_renet50-1_4.ckpt"
-        assert sorted((tmp_path / "ckpt").iterdir()) == [saved, Path(f"{saved}.unused")][:again + 1]
-    deeper = jobs.run(*command, "--resume", "--blocks", 1, 2, 1, 1, cwd=tmp_path, env=CPU)
+        assert saved.exists()
+        earlier.append(saved.read_bytes())
+        aside = sorted((tmp_path / "ckpt").glob(f"{saved.name}.*.unused"))
+        assert [file.read_bytes() for file in aside] == earlier[:-1], "nothing is overwritten"
+    deeper = forks.run(*command, "--resume", "--blocks", 1, 2, 1, 1, cwd=tmp_path, env=CPU)
     for part in ("Training", "Test"):
         shutil.rmtree(folder / part / "fruit_003")
-    fewer_classes = jobs.run(*command, "--resume", cwd=tmp_path, env=CPU)
+    fewer_classes = forks.run(*command, "--resume", cwd=tmp_path, env=CPU)
     for other in (deeper, fewer_classes):
         assert other.code == 1
         assert f"{saved.relative_to(tmp_path)} is of another network; resume with the options" in other.output
@@ -296,7 +300,7 @@ def test_a_bad_image_folder_is_named(change, sentence, fruits, tmp_path):
     folder = tmp_path / "fruits"
     shutil.copytree(fruits, folder)
     change(folder)
-    result = jobs.run(jobs.PYTHON, LESSON / "gpu_single_train.py", "--data-path", folder, cwd=tmp_path)
+    result = forks.run(LESSON / "gpu_single_train.py", "--data-path", folder, cwd=tmp_path)
     assert result.code == 2, result.output
     assert sentence in result.output
     assert "Traceback" not in result.output

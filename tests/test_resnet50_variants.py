@@ -3,6 +3,7 @@
 import re
 import shutil
 
+import forks
 import jobs
 import numpy as np
 import pytest
@@ -141,8 +142,8 @@ def test_computed_ranks_train_the_network_of_one_process(cifar10, tmp_path):
     of_one = [":".join(map(str, (name, shards, momenta, *(
         newest(tmp_path / launcher / "ck", rank, 1) for rank in range(2)))))
         for name, (launcher, shards, momenta) in runs.items()]
-    again = jobs.succeeded(jobs.run(jobs.PYTHON, SECOND_EPOCH, cifar10, *of_one, cwd=tmp_path, timeout=300,
-                                    env={**FAST, "PYTHONPATH": str(LESSON)}))
+    again = jobs.succeeded(forks.run(SECOND_EPOCH, cifar10, *of_one, cwd=tmp_path, timeout=300,
+                                     env={**FAST, "PYTHONPATH": str(LESSON)}))
     saved = {}
     for name, (launcher, _, _) in runs.items():
         expected = [float(loss) for loss in re.findall(rf"^{name}: loss is (\S+)", again.output, re.MULTILINE)]

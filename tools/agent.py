@@ -35,7 +35,7 @@ class Agent:
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)
         end_when_dead(self.link)
-        self.out, self.log, self.rest, self.asked, self.seen = 1, None, b"", b"", b""  # asked, seen: not whole yet
+        self.out, self.log, self.rest, self.asked, self.seen = 1, None, bytearray(), b"", b""  # the last: not whole yet
         self.told = 0  # when the launcher last heard of lines
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
@@ -87,7 +87,10 @@ class Agent:
         if not data:
             self.files.unregister(pipe)
         self.write(data)
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0], self.rest = self.rest + lines[0], bytearray()
+        self.rest += rest
         if lines or time.monotonic() > self.told + 5:  # a bar that moves in its line is a sign of life, too
             self.told = time.monotonic()
             self.tell(lines=[line.decode(errors="replace") for line in lines])

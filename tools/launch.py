@@ -302,7 +302,7 @@ class Job:
         if key.fileobj is self.server:
             link = self.server.accept()[0]
             agent.end_when_dead(link)
-            files.register(link, selectors.EVENT_READ, {"rest": b"", "rank": None})
+            files.register(link, selectors.EVENT_READ, {"rest": bytearray(), "rank": None})
         elif key.fileobj is self.wake:
             number = self.wake.recv(1)[0]
             if not self.save_first(number):
@@ -383,7 +383,10 @@ class Job:
             data = link.recv(1 << 20)
         except OSError as error:  # the network to its machine is down
             data, state["lost"] = b"", error.strerror
-        *messages, state["rest"] = (state["rest"] + data).split(b"\n")
+        *messages, rest = data.split(b"\n")
+        if messages:
+            messages[0], state["rest"] = state["rest"] + messages[0], bytearray()
+        state["rest"] += rest
         messages = [*map(whole, messages)]
         if state["rank"] is None and (len(state["rest"]) > 1 << 20 or (
                 messages and messages[0].get("token") != self.token)):
