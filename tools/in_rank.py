@@ -11,7 +11,6 @@ import gc
 import multiprocessing
 import os
 import runpy
-import signal
 import socket
 import sys
 import threading
@@ -58,9 +57,8 @@ end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 def prepare():
     """Make this process a good rank on CPU, before init()."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
-        print("a process that multiprocessing has started runs the script anew, as if it was a rank", flush=True)
-        os.kill(os.getppid(), signal.SIGTERM)  # a pool would start such processes for ever
-        os._exit(1)
+        sys.exit("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that "
+                 "the script does under if __name__ == '__main__':")
     check_variables()
     take_own_cores()
     beside("convolutions.py")["take_over"]()
