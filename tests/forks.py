@@ -7,6 +7,7 @@ variables and exit code. There is one server for each worker of pytest; it ends 
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -78,3 +79,13 @@ def run(*words, cwd, env=None, timeout=120):
         result = jobs.Result(code, Path(log.name).read_text(errors="replace"), time.monotonic() - started, [])
     assert result.seconds < jobs.PATIENCE * timeout, f"still running after that: {words}\n{result.output}"
     return result
+
+
+def refused(sentence, *command, cwd):
+    """Assert that a command ends with exit code 2 and a sentence, and writes nothing."""
+    before = sorted(path for path in cwd.rglob("*"))
+    result = run(*command[1:], cwd=cwd) if command[0] == jobs.PYTHON else jobs.run(*command, cwd=cwd)
+    assert result.code == 2, result.output
+    assert re.search(sentence, result.output), result.output
+    assert "Traceback" not in result.output
+    assert sorted(path for path in cwd.rglob("*")) == before

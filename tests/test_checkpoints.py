@@ -14,6 +14,7 @@ import forks
 import jobs
 import numpy as np
 import pytest
+from forks import refused
 
 LESSON = jobs.REPO / "checkpoints"
 RUN = LESSON / "run.sh"
@@ -523,16 +524,6 @@ def test_semi_auto_parallel_cuts_what_is_loaded(ranks, one, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ bad input
-def refused(sentence, *command, cwd):
-    """Assert that a command ends with exit code 2 and a sentence, and writes nothing."""
-    before = sorted(path for path in cwd.rglob("*"))
-    result = forks.run(*command[1:], cwd=cwd) if command[0] == jobs.PYTHON else jobs.run(*command, cwd=cwd)
-    assert result.code == 2, result.output
-    assert re.search(sentence, result.output), result.output
-    assert "Traceback" not in result.output
-    assert sorted(path for path in cwd.rglob("*")) == before
-
-
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["data_parallel"], "it takes MODE and N"),
     (["data_parallel", "3"], "64 samples and 128 columns cannot be shared equally by 3 ranks"),

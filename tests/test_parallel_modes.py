@@ -8,6 +8,7 @@ import forks
 import jobs
 import numpy as np
 import pytest
+from forks import refused
 
 LESSON = jobs.REPO / "parallel_modes"
 STEPS = 8
@@ -235,16 +236,6 @@ def test_data_parallel_reduces_what_is_trained(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------- bad input
-def refused(sentence, *command, cwd):
-    """Assert that a command ends with exit code 2 and a sentence, and writes nothing."""
-    before = sorted(path for path in cwd.rglob("*"))
-    result = jobs.run(*command, cwd=cwd)
-    assert result.code == 2, result.output
-    assert re.search(sentence, result.output), result.output
-    assert "Traceback" not in result.output
-    assert sorted(path for path in cwd.rglob("*")) == before
-
-
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["data_parallel"], "it takes MODE and N"),
     (["data_parallel", "two"], "must be a whole number from 1, not 'two'"),
@@ -262,9 +253,8 @@ def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path
 
 
 def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
-    result = forks.run(LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
-    assert result.code == 2
-    assert "hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2" in result.output
+    refused("hybrid_parallel needs a launcher: bash run.sh hybrid_parallel 2",
+            jobs.PYTHON, LESSON / "parallel_modes.py", "--mode", "hybrid_parallel", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(("given", "sentence"), [

@@ -35,7 +35,8 @@ class Agent:
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)
         end_when_dead(self.link)
-        self.out, self.log, self.rest, self.asked, self.seen = 1, None, bytearray(), b"", b""  # the last: not whole yet
+        self.out, self.log = 1, None
+        self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
@@ -87,10 +88,7 @@ class Agent:
         if not data:
             self.files.unregister(pipe)
         self.write(data)
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0], self.rest = self.rest + lines[0], bytearray()
-        self.rest += rest
+        lines = take_lines(data, self.rest)
         if lines or time.monotonic() > self.told + 5:  # a bar that moves in its line is a sign of life, too
             self.told = time.monotonic()
             self.tell(lines=[line.decode(errors="replace") for line in lines])
@@ -107,8 +105,7 @@ class Agent:
 
     def obey(self, link):
         """The launcher asks for something, or is gone."""
-        *requests, self.asked = (self.asked + (receive(link) or self.end())).split(b"\n")
-        for request in map(json.loads, requests):
+        for request in map(json.loads, take_lines(receive(link) or self.end(), self.asked)):
             if "look" in request:  # this would take too long here
                 look = subprocess.Popen([sys.executable, stacks.__file__, str(self.script.pid)],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -153,6 +150,16 @@ class Agent:
             with contextlib.suppress(OSError):  # mpirun was quicker
                 segment.unlink()
         end_session(self.script)  # last, for mpirun waits a second only before it kills this process
+
+
+def take_lines(data, rest):
+    """The lines that data ends, bytes without \\n; rest, a bytearray, holds what is no whole line yet."""
+    *lines, last = data.split(b"\n")
+    if lines:
+        lines[0] = bytes(rest) + lines[0]
+        rest.clear()
+    rest += last  # in its place: to join them anew each time would take a long line's length squared
+    return lines
 
 
 def receive(link):

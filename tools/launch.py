@@ -383,11 +383,7 @@ class Job:
             data = link.recv(1 << 20)
         except OSError as error:  # the network to its machine is down
             data, state["lost"] = b"", error.strerror
-        *messages, rest = data.split(b"\n")
-        if messages:
-            messages[0], state["rest"] = state["rest"] + messages[0], bytearray()
-        state["rest"] += rest
-        messages = [*map(whole, messages)]
+        messages = [*map(whole, agent.take_lines(data, state["rest"]))]
         if state["rank"] is None and (len(state["rest"]) > 1 << 20 or (
                 messages and messages[0].get("token") != self.token)):
             return False  # no agent of this job: a port scanner may have found it
