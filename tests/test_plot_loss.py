@@ -1,5 +1,6 @@
 """The plot of losses: which logs it finds, what it reads from them, and that a picture comes out."""
 
+import re
 import sys
 
 import jobs
@@ -67,7 +68,8 @@ def test_the_picture_and_the_error(tmp_path):
     assert len(colours) > 8, "two runs, two colours, and text"
     write(tmp_path, "empty/train.log", "nothing\n")
     for path, sentence in (("nowhere", "nowhere does not exist"), ("out", "out holds no logs of a run"),
-                           ("empty", "holds no line such as 'epoch: 1 step: 1, loss is 2.3'")):
+                           ("empty", "holds no line such as 'epoch: 1 step: 1, loss is 2.3'"),
+                           ("/proc/self/mem", "/proc/self/mem cannot be read (Input/output error)")):
         failed = jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", path, cwd=tmp_path)
         assert failed.code == 2
         assert sentence in failed.output
@@ -82,3 +84,12 @@ def test_names_that_mean_something_to_matplotlib(tmp_path):
     assert made.output == "_a$x$_b$: 1 lines of 1 losses, 0 accuracies\nout\n"
     with Image.open(tmp_path / "out") as picture:
         assert picture.format == "PNG"
+
+
+def test_chinese_names_and_logs_from_a_pipe(tmp_path):
+    write(tmp_path, "中文/train.log", "epoch: 1 step: 1, loss is 2\n")
+    made = jobs.succeeded(jobs.run("bash", "-c", f"'{jobs.PYTHON}' '{jobs.REPO}/tools/plot_loss.py' 中文 "
+                                   "<(printf 'epoch: 1 step: 2, loss is 3\n')", cwd=tmp_path))
+    boxes = "plot_loss.py: no font here has all characters of the labels"
+    assert re.fullmatch(rf"({boxes}.*\n)?中文: 1 lines of 1 losses, .*\n/dev/fd/\d+: 1 lines of 1 .*\nloss.png\n",
+                        made.output), made.output

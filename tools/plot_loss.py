@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import matplotlib
@@ -19,7 +20,13 @@ import matplotlib
 from progress import NUMBER
 
 matplotlib.use("Agg")  # a file, no window
-from matplotlib import pyplot  # noqa: E402  # after the choice above
+from matplotlib import font_manager, pyplot  # noqa: E402  # after the choice above
+
+# Names of folders may be Chinese; Matplotlib's own font has no such characters.
+CHINESE = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei",
+           "SimHei", "PingFang SC")
+INSTALLED = {font.name for font in font_manager.fontManager.ttflist}
+matplotlib.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in INSTALLED)]
 
 RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9]*/train.log[0-9]*",
              "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log")
@@ -36,7 +43,7 @@ class PlotError(Exception):
 
 def find_logs(path):
     """The logs of a run: [path] for a file; for a folder its ranks' logs in the order of the ranks, or a joint log."""
-    if path.is_file():
+    if path.exists() and not path.is_dir():  # a pipe, too
         return [path]
     if not path.is_dir():
         raise PlotError(f"{path} does not exist (looked from {Path.cwd()})")
@@ -59,7 +66,11 @@ def read_log(file):
         accuracies is a list of (epoch, accuracy), epoch that of the loss before.
     """
     losses, accuracies, epoch = {}, [], 0
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise PlotError(f"{file} cannot be read ({error.strerror})") from error
+    for line in text.splitlines():
         for rank, epoch_text, step, loss in LOSS.findall(line):
             epoch = int(epoch_text)
             losses.setdefault(int(rank) if rank else None, []).append((epoch, int(step), float(loss)))
@@ -138,13 +149,17 @@ def draw(runs, output, width):
     for axis in axes[0]:
         axis.grid(alpha=0.3)
     axes[0, 0].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(3, len(runs)), fontsize=9, frameon=False)
-    figure.tight_layout()
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        kind = output.suffix[1:].lower()  # else savefig would add one to the name
-        figure.savefig(output, dpi=120, format=kind if kind in figure.canvas.get_supported_filetypes() else "png")
-    except OSError as error:
-        raise PlotError(f"cannot write {output} ({error.strerror}); choose another --output") from error
+    with warnings.catch_warnings(record=True) as caught:
+        figure.tight_layout()
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            kind = output.suffix[1:].lower()  # else savefig would add one to the name
+            figure.savefig(output, dpi=120, format=kind if kind in figure.canvas.get_supported_filetypes() else "png")
+        except OSError as error:
+            raise PlotError(f"cannot write {output} ({error.strerror}); choose another --output") from error
+    if any("missing from font" in str(warning.message) for warning in caught):
+        print("plot_loss.py: no font here has all characters of the labels, so there are boxes in the picture; name "
+              "the runs with --labels, or install a font such as Noto Sans CJK SC", file=sys.stderr)
 
 
 def main():
