@@ -225,27 +225,42 @@ def write_table(path, servers):
     return path
 
 
-def test_run_cluster_in_two_shells(cifar10, tmp_path):
-    table = write_table(tmp_path / "rank table.json", [("10.0.0.1", (4, 5)), ("10.0.0.2", (0, 1))])
-    environment = {**CPU, "MS_SCHED_PORT": str(jobs.free_port())}
-    options = ("--", *SMALL, "--epochs", 1, "--steps", 2, "--test-images", 0, "--ckpt-dir", "ck")
-    with jobs.Job("bash", CLUSTER, cifar10, table, 4, 2, *options, cwd=tmp_path, env=environment) as second:
-        second.wait_for("waiting for the scheduler at 127.0.0.1:")  # the order does not matter
-        first = jobs.run("bash", CLUSTER, cifar10, table, 4, 0, *options, cwd=tmp_path, env=environment, timeout=300)
-        other = second.finish(300)
-    jobs.succeeded(first)
-    jobs.succeeded(other)
-    logs = [tmp_path / f"device_{rank}" / f"train{rank}.log" for rank in range(4)]
+# On one machine here, in tests/test_several_machines.py on two. A rank with more cores rounds in another way, and
+# batches of 2 enlarge that: so ranks are not bound to cores.
+CLUSTER_OPTIONS = ("--", "--image-size", 32, *jobs.SHALLOW, *DATA_PARALLEL, "--batch-size", 2, "--epochs", 1,
+                   "--steps", 2, "--test-images", 0, "--ckpt-dir", "ck")
+CLUSTER_ENVIRONMENT = {**CPU, "BIND_RANKS": "no", "OMP_NUM_THREADS": "1"}
+
+
+def train_in_two_shells(tmp_path_factory, cifar10):
+    """The folder in which run_cluster.sh has trained with two shells of two ranks: first.log, second.log, ck; once."""
+    def make(folder):
+        table = write_table(folder / "rank table.json", [("10.0.0.1", (4, 5)), ("10.0.0.2", (0, 1))])
+        cluster = ("bash", CLUSTER, cifar10, table, 4)
+        environment = {**CLUSTER_ENVIRONMENT, "MS_SCHED_PORT": str(jobs.free_port())}
+        with jobs.Job(*cluster, 2, *CLUSTER_OPTIONS, cwd=folder, env=environment) as second:
+            second.wait_for("waiting for the scheduler at 127.0.0.1:")  # the order does not matter
+            first = jobs.run(*cluster, 0, *CLUSTER_OPTIONS, cwd=folder, env=environment, timeout=300)
+            (folder / "second.log").write_text(jobs.succeeded(second.finish(300)).output)
+        (folder / "first.log").write_text(jobs.succeeded(first).output)
+
+    return jobs.made_once(tmp_path_factory, "two shells", make)
+
+
+def test_run_cluster_in_two_shells(cifar10, tmp_path_factory):
+    folder = train_in_two_shells(tmp_path_factory, cifar10)
+    logs = [folder / f"device_{rank}" / f"train{rank}.log" for rank in range(4)]
     assert ranks_of(logs) == dict.fromkeys(range(4), 4)
     assert all(len(jobs.losses(log)) == 2 for log in logs)
-    check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in (0, 3)])
-    devices = [re.search(r"^DEVICE_ID=(\d)$", (tmp_path / f"device_{rank}" / f"env{rank}.log").read_text(),
+    check_equal_parameters([newest(folder / "ck", rank, 1) for rank in (0, 3)])
+    devices = [re.search(r"^DEVICE_ID=(\d)$", (folder / f"device_{rank}" / f"env{rank}.log").read_text(),
                          re.MULTILINE).group(1) for rank in range(4)]
     assert devices == ["4", "5", "0", "1"]
-    assert "start training for device 4" in first.output
-    assert "rank 0: loss" in first.output
-    assert "rank 2: loss" in other.output
-    assert "accuracy" not in other.output
+    first, second = ((folder / f"{shell}.log").read_text() for shell in ("first", "second"))
+    assert "start training for device 4" in first
+    assert "rank 0: loss" in first
+    assert "rank 2: loss" in second
+    assert "accuracy" not in second
 
 
 # ----------------------------------------------------------------------------------------------------- faults

@@ -14,7 +14,8 @@ from pathlib import Path
 import jobs
 import pytest
 from test_mnist_ddp import OPTIONS, check_training, mpirun_log
-from test_resnet50_ascend import check_equal_parameters, newest, ranks_of, write_table
+from test_resnet50_ascend import (CLUSTER_ENVIRONMENT, CLUSTER_OPTIONS, check_equal_parameters, newest, ranks_of,
+                                  train_in_two_shells, write_table)
 
 pytest.importorskip("asyncssh", reason="the two hosts' ssh servers need asyncssh, of requirements-dev.txt")
 import hosts  # noqa: E402
@@ -158,17 +159,13 @@ def test_msrun_by_slurm_with_a_host_that_starts_20_seconds_late(both, mnist, on_
     assert (lesson / "hostfile.4711").read_text() == "node1 slots=2\nnode9 slots=2\n"
 
 
-def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
+def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path, tmp_path_factory):
     table = write_table(tmp_path / "table.json", [("10.77.0.1", (0, 1)), ("10.77.0.2", (0, 1))])
-    options = ("--", "--image-size", 32, *jobs.SHALLOW, "--batch-size", 2, "--epochs", 1, "--steps", 2,
-               "--test-images", 0, "--parallel-mode", "data_parallel", "--ckpt-dir")
-    # A rank with more cores rounds in another way, and batches of 2 enlarge that: so ranks are not bound to cores.
-    on_cpu = {"DEVICE_TARGET": "CPU", "BIND_RANKS": "no", "OMP_NUM_THREADS": "1"}
-    environment = {**on_cpu, "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
+    environment = {**CLUSTER_ENVIRONMENT, "MS_SCHED_HOST": "10.77.0.1", "MS_SCHED_PORT": "28117"}
     cluster = ("bash", jobs.REPO / "run_cluster.sh", cifar10, table, 4)
-    with both[1].job(*cluster, 2, *options, "two", cwd=tmp_path, env=environment) as second:
+    with both[1].job(*cluster, 2, *CLUSTER_OPTIONS, cwd=tmp_path, env=environment) as second:
         second.wait_for("waiting for the scheduler at 10.77.0.1:28117")
-        with both[0].job(*cluster, 0, *options, "two", cwd=tmp_path, env=environment) as first:
+        with both[0].job(*cluster, 0, *CLUSTER_OPTIONS, cwd=tmp_path, env=environment) as first:
             first.wait_for(r"rank 0\] epoch: 1 step: 1", timeout=300)
             assert (ranks_on(both[0]), ranks_on(both[1])) == ({0, 1}, {2, 3})
             jobs.succeeded(first.finish(400))
@@ -176,12 +173,10 @@ def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path):
     logs = [tmp_path / f"device_{rank}" / f"train{rank}.log" for rank in range(4)]
     assert ranks_of(logs) == dict.fromkeys(range(4), 4)
     assert all(len(jobs.losses(log)) == 2 for log in logs)
-    trained = check_equal_parameters([newest(tmp_path / "two", rank, 1) for rank in range(4)])
+    trained = check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in range(4)])
     nothing_left(both)
-
-    jobs.succeeded(jobs.run("bash", jobs.REPO / "run.sh", cifar10, 4, *options, "one", cwd=tmp_path, timeout=400,
-                            env=on_cpu))
-    check_same(trained, jobs.parameters(newest(tmp_path / "one", 0, 1)))
+    on_one_machine = train_in_two_shells(tmp_path_factory, cifar10) / "ck"
+    check_same(trained, jobs.parameters(newest(on_one_machine, 0, 1)))
 
 
 # ----------------------------------------------------------------------------------- faults while it trains
