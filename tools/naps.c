@@ -1,4 +1,4 @@
-/* Shortens the naps with which MindSpore waits for other ranks; in_rank.py builds and loads it.
+/* Shortens the naps with which MindSpore waits for other ranks; naps.py builds and loads it.
  *
  * A rank asks every half second, and every second, whether all are there, and every 3 s for another's address, so 2
  * ranks that start together need 1 to 5 s. shorten_naps() has them ask every 20 ms at first, and ever more rarely: most
