@@ -2,7 +2,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
-jobs ?= $(shell echo $$((2 * $$(nproc))))
+# Tests wait now and then; with more of them at a time than this, ranks take turns on the cores, which costs work.
+jobs ?= $(shell echo $$((3 * $$(nproc) / 2 + $$(nproc) % 2)))
 reruns ?= 1
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 
