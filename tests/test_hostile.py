@@ -86,6 +86,18 @@ def test_a_launcher_that_mindspore_does_not_know_is_named(launcher, variables, m
     assert forks.run(MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env=other).code == 1
 
 
+@pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
+def test_a_launcher_that_mpirun_starts_says_so(launcher, mnist, tmp_path):
+    """Each of the jobs would train alone, in one folder."""
+    root = ["--allow-run-as-root"] * (os.geteuid() == 0)
+    result = jobs.run("mpirun", *root, "--oversubscribe", "-n", 2, "bash", MNIST / launcher, mnist, 2, cwd=tmp_path)
+    assert result.code == 2
+    assert f"{launcher}: mpirun has started this launcher, which starts the ranks itself: leave out mpirun" \
+        in result.output
+    assert "recursive calls" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_variables_of_one_process_or_of_a_machine_are_no_launcher(mnist, tmp_path):
     one = {"PMI_SIZE": "1", "PMI_RANK": "0", "WORLD_SIZE": "4", "RANK": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
     jobs.succeeded(forks.run(MNIST / "train_ddp.py", "--data-path", mnist, "--epochs", 1, "--steps", 1, cwd=tmp_path,

@@ -84,6 +84,8 @@ def check(args):
     for wrong, sentence in (
             (not os.path.exists(os.readlink("/proc/self/cwd")),
              "this folder has been removed; change to another one"),
+            ("OMPI_COMM_WORLD_SIZE" in env and os.path.isdir(env.get("PMIX_SERVER_TMPDIR", "")),
+             "mpirun has started this launcher, which starts the ranks itself: leave out mpirun"),
             (not re.fullmatch(r"[1-9][0-9]{0,4}", args.n),
              f"the number of ranks must be a whole number from 1, not '{args.n}'"),
             (not importlib.util.find_spec("mindspore"),
