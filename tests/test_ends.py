@@ -69,6 +69,42 @@ def test_term_in_the_middle_of_model_train(cifar10, tmp_path):
     assert step < 9, "in the middle of an epoch"
 
 
+FORKS = """import os, sys
+import ranks
+import mindspore as ms
+from mindspore.communication import init
+ranks.join()
+init()
+add_up = ms.ops.AllReduce()
+add_up(ms.Tensor([1.0]))
+for end in ("sys.exit(5)", "sys.exit()", "1 / 0"):
+    child = os.fork()
+    if child == 0:
+        exec(end)
+    print(end, os.waitpid(child, 0)[1] >> 8, flush=True)
+print("sum", add_up(ms.Tensor([1.0])), flush=True)
+ranks.leave()
+"""
+
+
+def test_a_process_that_a_rank_forks_ends_for_itself_alone(tmp_path):
+    """And not MPI, too, in which the other ranks would take it for its rank."""
+    with start(tmp_path, FORKS, 2, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        result = jobs.succeeded(job.finish(60))
+    for line in ("sys.exit(5) 5", "sys.exit() 0", "1 / 0 1", "sum [2.]"):
+        assert sorted(re.findall(rf"^\[rank (\d)\] {re.escape(line)}$", result.output, re.MULTILINE)) == ["0", "1"]
+    assert not result.left_over
+
+
+def test_a_second_join_is_told(tmp_path):
+    """A rank would wait for another scheduler for ever."""
+    twice = FORKS.replace("ranks.join()\n", "ranks.join()\nranks.join()\n")
+    with start(tmp_path, twice, 2, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        result = job.finish(60)
+    assert result.code == 1
+    assert "ranks.join() is called once, before init(); leave out the second" in result.output
+
+
 ASKED = "import os, time\nos.write(int(os.environ['RANKS_WORDS']), b'steps')\nprint('ready', flush=True)\n"
 
 

@@ -93,3 +93,12 @@ def test_chinese_names_and_logs_from_a_pipe(tmp_path):
     boxes = "plot_loss.py: no font here has all characters of the labels"
     assert re.fullmatch(rf"({boxes}.*\n)?中文: 1 lines of 1 losses, .*\n/dev/fd/\d+: 1 lines of 1 .*\nloss.png\n",
                         made.output), made.output
+
+
+def test_a_log_is_not_drawn_over(tmp_path):
+    write(tmp_path, "train.log", "epoch: 1 step: 1, loss is 2\nepoch: " + "1" * 5000 + " step: 2, loss is 1\n")
+    for run in ("train.log", "."):
+        refused = jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", run, "--output", "train.log", cwd=tmp_path)
+        assert refused.code == 2
+        assert f"plot_loss.py: --output train.log is a log of {run}; choose another one\n" == refused.output
+    jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", ".", cwd=tmp_path))

@@ -59,6 +59,8 @@ def prepare(on_cpu):
     launched = {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1"
     if not launched:
         refuse_other_launchers()
+    elif getattr(sys.modules.get("ranks"), "_joined", False):
+        sys.exit("ranks.join() is called once, before init(); leave out the second")
     if not on_cpu:
         return
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
@@ -156,6 +158,9 @@ def take_own_cores():
     threading.Thread(target=share, daemon=True).start()
 
 
+SELF = os.getpid()  # not that of a process which the script forks
+
+
 class Exit(SystemExit):
     """What sys.exit() raises. A script may catch it and go on; only where none does is it the end of the process."""
 
@@ -163,8 +168,8 @@ class Exit(SystemExit):
     def code(self):
         status = self.args[0] if len(self.args) == 1 else self.args or None
         code = status & 255 if isinstance(status, int) else int(status is not None)
-        if sys._getframe().f_back is None and code:  # Python itself asks, no line of the script: this is the end
-            if not isinstance(status, int):
+        if sys._getframe().f_back is None and (code or os.getpid() != SELF):  # Python itself asks: this is the end
+            if not isinstance(status, (int, type(None))):
                 print(status, file=sys.stderr)
             end(code)
         return status

@@ -41,6 +41,7 @@ static MPI_Comm world;
 static int size, rank, calls, slots;
 static bool tried, trusted;
 static double patience;
+static pid_t owner; /* the rank, not a process that it has forked */
 
 /* Wait until all ranks are here, each with so many numbers; false, with a sentence, if they do not come in time or
  * have other ones (with 0, for the end, in silence). A thread that spins in MPI_Allreduce would take a core from ranks
@@ -161,6 +162,7 @@ bool take_over(int wanted_size, double seconds)
     if (MPI_Initialized(&ready) || (!ready && MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &done)))
         return false;
     patience = seconds;
+    owner = getpid();
     MPI_Comm_dup(MPI_COMM_WORLD, &world); /* messages of its own, apart from those of a script's mpi4py */
     MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN);
     MPI_Comm_size(world, &size);
@@ -177,7 +179,8 @@ bool take_over(int wanted_size, double seconds)
 void finish(double seconds)
 {
     int begun = 0, over = 1;
-    if (!MPI_Initialized(&begun) && begun && !MPI_Finalized(&over) && !over && all_are_here(0, seconds))
+    if (getpid() == owner && !MPI_Initialized(&begun) && begun && !MPI_Finalized(&over) && !over &&
+        all_are_here(0, seconds))
         MPI_Finalize();
 }
 

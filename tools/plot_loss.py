@@ -32,8 +32,8 @@ RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9
              "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log")
 JOINT_LOGS = ("train.log", "device/train.log")
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
-RANK = r"(?:\[(?:rank |\d+,)(\d+)\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
-LOSS = re.compile(RANK + r"epoch: (\d+),? step: (\d+), loss is " + NUMBER, re.IGNORECASE)
+RANK = r"(?:\[(?:rank |\d+,)(\d{1,9})\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
+LOSS = re.compile(RANK + r"epoch: (\d{1,99}),? step: (\d{1,99}), loss is " + NUMBER, re.IGNORECASE)
 ACCURACY = re.compile(r"accuracy'?: " + NUMBER)
 
 
@@ -43,10 +43,10 @@ class PlotError(Exception):
 
 def find_logs(path):
     """The logs of a run: [path] for a file; for a folder its ranks' logs in the order of the ranks, or a joint log."""
-    if path.exists() and not path.is_dir():  # a pipe, too
-        return [path]
-    if not path.is_dir():
+    if not path.exists():
         raise PlotError(f"{path} does not exist (looked from {Path.cwd()})")
+    if not path.is_dir():  # it may be a pipe
+        return [path]
     for pattern in RANK_LOGS:
         found = list(path.glob(pattern))
         if found:
@@ -66,11 +66,7 @@ def read_log(file):
         accuracies is a list of (epoch, accuracy), epoch that of the loss before.
     """
     losses, accuracies, epoch = {}, [], 0
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise PlotError(f"{file} cannot be read ({error.strerror})") from error
-    for line in text.splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         for rank, epoch_text, step, loss in LOSS.findall(line):
             epoch = int(epoch_text)
             losses.setdefault(int(rank) if rank else None, []).append((epoch, int(step), float(loss)))
@@ -82,12 +78,20 @@ def read_log(file):
     return losses, accuracies
 
 
-def read_run(path):
-    """Read all logs of a run: ({name of a rank: [(epoch, step, loss)]}, [(epoch, accuracy)])."""
-    logs = find_logs(path)
+def read_run(path, output=Path("loss.png")):
+    """Read all logs of a run: ({name of a rank: [(epoch, step, loss)]}, [(epoch, accuracy)]).
+
+    output, where the picture will be, must not be one of them.
+    """
+    try:
+        logs = find_logs(path)
+        if output.exists() and any(output.samefile(log) for log in logs):
+            raise PlotError(f"--output {output} is a log of {path}; choose another one")
+        read = [read_log(log) for log in logs]
+    except OSError as error:
+        raise PlotError(f"{error.filename or path} cannot be read ({error.strerror})") from error
     ranks, accuracies = {}, []
-    for number, log in enumerate(logs):
-        losses, found = read_log(log)
+    for number, (losses, found) in enumerate(read):
         accuracies = accuracies or found  # one rank prints them for all
         for rank, points in losses.items():
             if rank is None and len(logs) == 1:
@@ -155,8 +159,9 @@ def draw(runs, output, width):
             output.parent.mkdir(parents=True, exist_ok=True)
             kind = output.suffix[1:].lower()  # else savefig would add one to the name
             figure.savefig(output, dpi=120, format=kind if kind in figure.canvas.get_supported_filetypes() else "png")
-        except OSError as error:
-            raise PlotError(f"cannot write {output} ({error.strerror}); choose another --output") from error
+        except (OSError, RuntimeError) as error:  # the latter: no TeX, for .pgf
+            why = error.strerror if isinstance(error, OSError) else error
+            raise PlotError(f"cannot write {output} ({why}); choose another --output") from error
     if any("missing from font" in str(warning.message) for warning in caught):
         print("plot_loss.py: no font here has all characters of the labels, so there are boxes in the picture; name "
               "the runs with --labels, or install a font such as Noto Sans CJK SC", file=sys.stderr)
@@ -175,7 +180,7 @@ def main():
     if not os.path.exists(os.readlink("/proc/self/cwd")):
         parser.error("this folder has been removed; change to another one")
     try:
-        runs = {label: read_run(path) for label, path in zip(labels, args.runs)}
+        runs = {label: read_run(path, args.output) for label, path in zip(labels, args.runs)}
         draw(runs, args.output, args.smooth)
     except PlotError as error:
         print(f"plot_loss.py: {error}", file=sys.stderr)
