@@ -20,6 +20,8 @@ parser.add_argument("folder", type=Path, help="the --ckpt-dir of the job that sa
 parser.add_argument("--strategy", type=Path, help="how the parameters were cut")
 parser.add_argument("--samples", type=int, default=8, help=f"how many of the {SAMPLES} to show")
 args = parser.parse_args()
+if not 0 < args.samples <= SAMPLES:
+    parser.error(f"--samples is a number from 1 to {SAMPLES}")
 
 net = Net()  # its values are overwritten
 try:
@@ -31,7 +33,7 @@ try:
         ms.load_distributed_checkpoint(net, files, None, str(args.strategy))
     else:
         ms.load_param_into_net(net, saved.whole(), strict_load=True)
-except ValueError as error:
+except (OSError, ValueError) as error:
     parser.error(str(error))
 
 net.set_train(False)

@@ -4,11 +4,13 @@ A file is whole (every parameter in full, the same in all folders), or holds the
 some of the columns of the weight and of its momentum in the optimizer, and the rest in full.
 """
 
+import sys
+
 import mindspore as ms
 import numpy as np
 
 from checkpoints import Checkpoints
-from network import BATCH, COLUMNS, ROWS, SAMPLES, SLICED
+from network import BATCH, COLUMNS, ROWS, SAMPLES, SLICED, columns_of
 
 PREFIX = "net"  # of the files: net-<epoch>_<step>.ckpt
 
@@ -22,7 +24,8 @@ class Saved:
     """
 
     def __init__(self, folder):
-        ranks = {int(path.name[5:]) for path in folder.glob("rank_*") if path.name[5:].isdigit()}
+        ranks = {int(path.name[5:]) for path in folder.glob("rank_*")
+                 if path.name[5:].isdecimal() and any(path.iterdir())}  # empty: of a refused job
         if not ranks:
             raise ValueError(f"there is no {folder}/rank_0; give the --ckpt-dir of a job")
         missing = set(range(max(ranks))) - ranks
@@ -48,12 +51,14 @@ class Saved:
             raise ValueError(f"{self.files[0]} has a weight {shape}; the whole one is "
                              f"{(ROWS, COLUMNS)}, and slices have equal shares of its columns")
         self.slices = COLUMNS // shape[1]
-        for file, parameters in zip(self.files, self.ranks):
-            saved_by = int(parameters.pop("rank_size"))
+        for rank, (file, parameters) in enumerate(zip(self.files, self.ranks)):
+            saved_by, own = int(parameters.pop("rank_size")), int(parameters.pop("rank", rank))
             parameters.pop("unfinished", None)
             if saved_by != len(self.files):
                 raise ValueError(f"{file} is of {saved_by} ranks, but {folder} has the folders "
                                  f"of {len(self.files)}; it takes all of one job, and no others")
+            if own != rank and self.slices > 1:
+                raise ValueError(f"{file} was saved by rank {own}; put it back into its folder")
             for name, value in self.ranks[0].items():
                 own, sliced = parameters.get(name), self.slices > 1 and name in SLICED
                 if own is None or own.shape != value.shape or not (
@@ -69,10 +74,24 @@ class Saved:
         return self.ranks[0]
 
 
+def of_rank(parameters, rank, rank_size, cut):
+    """What a rank loads, of a file's {name: Parameter}: all, or, with cut, its columns."""
+    saved_by = int(parameters.pop("rank", rank))
+    for name in SLICED if cut else ():
+        if name in parameters and parameters[name].shape == (ROWS, COLUMNS):
+            own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
+            parameters[name] = ms.Parameter(own.copy(), name=name)
+        elif saved_by != rank:
+            sys.exit(f"rank {rank} finds the slices of rank {saved_by} in its own folder; "
+                     f"put them back into rank_{saved_by}")
+    return parameters
+
+
 def write(parameters, folder, rank, rank_size, epoch, step):
     """Save {name: Parameter or Tensor} as the checkpoint of one of the ranks of a job."""
     Checkpoints(folder / f"rank_{rank}", PREFIX, rank_size).save(
-        [{"name": name, "data": value} for name, value in parameters.items()],
+        [{"name": "rank", "data": ms.Tensor(rank)}] * (rank_size > 1)
+        + [{"name": name, "data": value} for name, value in parameters.items()],
         epoch, step, SAMPLES // BATCH)
 
 

@@ -25,8 +25,7 @@ from mindspore.communication import get_group_size, get_rank, init
 
 import checkpoints
 import slices
-from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, STEPS, Net, check_mode, columns_of,
-                     make_samples)
+from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, STEPS, Net, check_mode, make_samples)
 
 # ----------------------------------------------------------------------------------------- settings
 parser = argparse.ArgumentParser(description="Train with checkpoints.", usage=argparse.SUPPRESS)
@@ -47,7 +46,7 @@ try:
         raise ValueError("what MindSpore has cut it loads whole: convert_checkpoints.py and --load")
     if args.load and args.check:
         slices.Saved(args.load).whole()
-except ValueError as error:
+except (OSError, ValueError) as error:
     parser.error(str(error))
 if args.check:
     parser.exit()
@@ -81,23 +80,18 @@ train_step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer).
 # ------------------------------------------------------------------------------------ save and load
 def what_to_save():
     """The training step; in hybrid parallel, where MindSpore cannot, its slices made whole."""
-    if args.sliced or args.mode != "hybrid_parallel":
+    if args.mode != "hybrid_parallel" and not args.sliced:
         return train_step
     # distributed: AllGather joins rows, and our slices are columns: so transposed
-    return [{"name": parameter.name, "data": ops.AllGather()(parameter.T).T
-             if parameter.layerwise_parallel else parameter}
-            for parameter in train_step.get_parameters()]
+    return [{"name": "rank", "data": Tensor(rank)}] * args.sliced + [
+        {"name": parameter.name, "data": ops.AllGather()(parameter.T).T
+         if parameter.layerwise_parallel and not args.sliced else parameter}
+        for parameter in train_step.get_parameters()]
 
 
 def what_to_load(parameters):
-    """All that is in a file; in hybrid parallel this rank's columns of it."""
-    # distributed: the opposite of what_to_save()
-    if args.mode == "hybrid_parallel":
-        for name in SLICED:
-            if name in parameters and parameters[name].shape == (ROWS, COLUMNS):
-                own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
-                parameters[name] = Parameter(own.copy(), name=name)
-    return parameters
+    """The opposite of what_to_save(): all that is in a file, or this rank's columns of it."""
+    return slices.of_rank(parameters, rank, rank_size, cut=args.mode == "hybrid_parallel")
 
 
 def load(folder):

@@ -33,7 +33,12 @@ from plan import PlanError
 
 PLANNED = ("semi_auto_parallel", "auto_parallel")  # the modes that MindSpore has no plan for on CPU
 GROUP = "hccl_world_group"
-TOOLS = Path(__file__).resolve().parent.parent / "tools"  # may be missing
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+def of_tools(file, function):
+    """A function of a file of tools/; one that does nothing where that folder is missing."""
+    return runpy.run_path(str(TOOLS / file))[function] if TOOLS.is_dir() else lambda *_: None
 
 
 class Computer:
@@ -177,8 +182,7 @@ def be_a_cpu(computer):
     MSContext.get_instance().register_check_env_callback(lambda *_: None)  # it would look for the rest of CANN
     MSContext.get_instance().register_set_env_callback(lambda *_: None)
     ms.set_context(device_target="CPU")
-    if TOOLS.is_dir():
-        runpy.run_path(str(TOOLS / "convolutions.py"))["take_over"]()
+    of_tools("convolutions.py", "take_over")()
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     # Both ways to ask for a device end here; a card's number means nothing here.
@@ -205,8 +209,7 @@ def join_cluster(computer):
 
     def join_and_init(backend_name=None):
         if "OMPI_COMM_WORLD_RANK" in os.environ and "MS_ROLE" not in os.environ:
-            if TOOLS.is_dir():
-                runpy.run_path(str(TOOLS / "naps.py"))["find_others_soon"]()
+            of_tools("naps.py", "find_others_soon")()
             set_cluster()
             computer.joined = True
         return init() if backend_name in ("hccl", "nccl", None) else init(backend_name)
@@ -282,7 +285,7 @@ def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
     computer = Computer()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: mpirun, or who else has started this process
-    finish_writing = runpy.run_path(str(TOOLS / "ending.py"))["finish_writing"] if TOOLS.is_dir() else lambda _: None
+    finish_writing = of_tools("ending.py", "finish_writing")
     be_a_cpu(computer)
     join_cluster(computer)
     os._exit = lambda code: leave(computer, code)

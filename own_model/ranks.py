@@ -44,11 +44,11 @@ def join():
     import mindspore as ms
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
     on_cpu = ms.get_context("device_target") == "CPU"
-    if _more:
-        _more["prepare"](on_cpu)
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
-    launched = by_mpirun or "MS_ROLE" in env or int(size) > 1
+    launched = by_mpirun or "MS_ROLE" in env or size != "1"
+    if _more:
+        _more["prepare"](on_cpu, launched)
     if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
         env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
@@ -86,7 +86,9 @@ def leave(code=0):
         _meet()
         _end_mpi(60)
         _more["finish_writing"]() if _more else sys.stdout.flush()
-        os._exit(code)
+        os._exit(int(code or 0))
+    elif code and _joined is False and not sys.exc_info()[0]:  # of msrun, or on a card
+        sys.exit(code)
 
 
 def _start_scheduler():
@@ -95,8 +97,7 @@ def _start_scheduler():
     if _listens(*where):
         sys.exit("port {1} of {0} is in use; choose another MS_SCHED_PORT".format(*where))
     sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         os.environ["MS_ROLE"] = "MS_SCHED"
         from mindspore.communication import init
@@ -161,13 +162,11 @@ def main(argv):
         os.execv(sys.executable, [sys.executable, tools, "--lesson", HERE, *argv])
     given = argv[:argv.index("--")] if "--" in argv else argv
     if {"-h", "--help"} & set(argv):  # the head of the launcher explains it
-        launcher = HERE / given[given.index("--usage") + 1].split()[1]
-        print(launcher.read_text().split("\nset -")[0].replace("\n# ", "\n").partition("\n")[2])
-        return 0
+        text = (HERE / given[given.index("--usage") + 1].split()[1]).read_text()
+        return print(text.split("\nset -")[0].replace("\n# ", "\n").partition("\n")[2])
     script = next(place for place, word in enumerate(given) if word.endswith(".py"))
     size, command = given[given.index("-n") + 1], [given[script], *argv[len(given) + 1:]]
-    needing = [word for word in given[:script]
-               if re.fullmatch("--(hosts|hostfile|table|dry-run)", word)]
+    needing = [word for word in given[:script] if re.match("--(host|table|dry-run)", word)]
     needing += sorted({*given[script + 1:]} - {"--launcher", "mpirun", "msrun"})
     if needing or not re.fullmatch("[1-9][0-9]*", size):
         print(f"{needing[0]} needs the folder tools/ beside {HERE.name}/; copy it there" if needing

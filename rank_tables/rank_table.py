@@ -171,7 +171,7 @@ def write_table(servers: list[Server], label: str, arguments: argparse.Namespace
     except OSError as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        raise Refusal(f"cannot write {path}: {error.strerror}; "
+        raise OSError(f"cannot write {path}: {error.strerror}; "
                       "give a path in a folder that you may write") from error
     return 0
 

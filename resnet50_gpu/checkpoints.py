@@ -18,6 +18,7 @@ import os
 import re
 import runpy
 import sys
+import tempfile
 from pathlib import Path
 
 import mindspore as ms
@@ -55,12 +56,13 @@ def check_options(parser, args):
 
 
 def load(file):
-    """Read a file: {name: Parameter}, {} if it is damaged; ValueError if it exceeds the memory."""
+    """Read a file: {name: Parameter}, {} if damaged; ValueError if it exceeds memory, OSError."""
     for left in reversed(range(4)):
         try:
             return ms.load_checkpoint(str(file), crc_check=True)
         except ValueError as error:
             if "memory" not in str(error):
+                file.open("rb").close()  # OSError: it cannot be read, so it need not be damaged
                 break
             if left == 0:
                 raise
@@ -76,13 +78,13 @@ class Checkpoints(Callback):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
         self.first_step = 0  # so many steps of the first epoch are done
-        self.launcher = None  # if one has started this rank, and may end it after a step
-        if "RANKS_SAVING" in os.environ:
-            self.launcher = runpy.run_path(os.environ["RANKS_SAVING"])["Launcher"]()
+        words = os.getenv("RANKS_SAVING")  # of a launcher, which may end this rank after a step
+        self.launcher = runpy.run_path(words)["Launcher"]() if words else None
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            sys.exit(f"{folder} cannot be made ({error.strerror}); choose another --ckpt-dir")
+            sys.exit(f"{folder} cannot be written to ({error.strerror}); use another --ckpt-dir")
 
     def on_train_begin(self, run_context):
         run_context.original_args().cur_step_num = self.first_step
@@ -128,16 +130,14 @@ class Checkpoints(Callback):
                 if name and not file.is_fifo()}  # nobody would ever write to it
 
     def newest(self, limit=(float("inf"),)):
-        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}).
-
-        ((0, 0), {}): none. A file without the end of its epoch has an entry "unfinished".
+        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}); without
+        one ((0, 0), {}). A file without the end of its epoch has an entry "unfinished".
         """
-        files = self.files()
-        for saved in sorted((saved for saved in files if saved <= limit), reverse=True):
-            parameters = load(files[saved])
+        for saved, file in sorted(each for each in self.files().items() if each[0] <= limit)[::-1]:
+            parameters = load(file)
             if "rank_size" in parameters:
                 return saved, parameters
-            print(f"warning: {files[saved]} is cut off or damaged; passed over", flush=True)
+            print(f"warning: {file} is cut off or damaged; passed over", flush=True)
         return (0, 0), {}
 
     def resume(self, network, how, change=dict):
@@ -166,12 +166,11 @@ class Checkpoints(Callback):
         if saved == (0, 0) and how == "always":
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                      "whole epoch; start without --resume, or with as many ranks as before")
-        files = self.files()
+        files, (epoch, step) = self.files(), saved
         for later in (later for later in files if later > saved):  # or they would mix with new ones
             files[later].replace(f"{files[later]}.unused")
         if saved == (0, 0):
             return 0
-        epoch, step = saved
         where = f"after epoch {epoch}"
         if parameters.pop("unfinished", 0):
             where, epoch, self.first_step = f"in epoch {epoch} after step {step}", epoch - 1, step

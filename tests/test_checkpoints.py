@@ -92,7 +92,10 @@ def read(*folders):
 def gathered(ranks):
     """One set of parameters from those of all ranks: slices side by side; what is not sliced must be equal."""
     whole = {}
+    assert all(rank.get("rank", number) == number for number, rank in enumerate(ranks))
     for name, first in ranks[0].items():
+        if name == "rank":
+            continue
         if name in SLICED and first.shape != (512, 128):
             whole[name] = np.concatenate([rank[name] for rank in ranks], axis=1)
         else:
@@ -341,7 +344,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "ck" / "rank_1").touch()
     result = jobs.run("bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
     assert result.code == 1
-    assert "ck/rank_1 cannot be made (File exists); choose another --ckpt-dir" in result.output
+    assert "ck/rank_1 cannot be written to (File exists); use another --ckpt-dir" in result.output
     assert "[rank 1] Traceback" not in result.output  # rank 0 may notice in the middle of a step
 
 
@@ -594,6 +597,9 @@ def test_bad_checkpoints_are_named(four_slices, tmp_path):
     # slices, where whole parameters are needed; of another number of ranks
     refused("four/rank_0/net-4_4.ckpt holds 1 of 4 slices; make them whole: python convert_checkpoints.py",
             jobs.PYTHON, LESSON / "predict.py", "four", cwd=tmp_path)
+    for samples in 0, 257:
+        refused("--samples is a number from 1 to 256", jobs.PYTHON, LESSON / "predict.py", "four", "--samples", samples,
+                cwd=tmp_path)
     refused("four/rank_0/net-4_4.ckpt holds 1 of 4 slices; make them whole: python convert_checkpoints.py",
             "bash", RUN, "hybrid_parallel", 2, "--", "--load", "four", cwd=tmp_path)
     # cut off in the middle, cut off between two parameters, changed, missing
@@ -603,18 +609,44 @@ def test_bad_checkpoints_are_named(four_slices, tmp_path):
         refused("(?s)four/rank_2/net-4_4.ckpt is cut off or damaged; passed over.*four/rank_2 has none, copy it from",
                 *convert("four", "new", "--ranks", 2), cwd=tmp_path)
     file.unlink()
-    refused("four/rank_2 has none, copy it from where that rank ran", *convert("four", "new", "--ranks", 2),
-            cwd=tmp_path)
-    file.parent.rmdir()
     refused("four/rank_2 is missing; copy it from where", *convert("four", "new", "--ranks", 2), cwd=tmp_path)
-    file.parent.mkdir()
     file.write_bytes(good)
+    shutil.copytree(tmp_path / "four", tmp_path / "copied")
+    shutil.copy(file, tmp_path / "copied" / "rank_1" / file.name)
+    refused("copied/rank_1/net-4_4.ckpt was saved by rank 2; put it back into its folder",
+            *convert("copied", "new", "--ranks", 2), cwd=tmp_path)
+    (tmp_path / "four" / "rank_4").mkdir()  # of a job of 5 ranks that was refused: no harm
+    tool("convert_checkpoints.py", "four", "two", "--ranks", 2, cwd=tmp_path)
     shutil.rmtree(tmp_path / "four" / "rank_3")
     refused("net-4_4.ckpt is of 4 ranks, but four has the folders of 3", *convert("four", "new", "--ranks", 2),
             cwd=tmp_path)
     refused("four is not empty", *convert("four", "four", "--ranks", 2), cwd=tmp_path)
     refused("two.json is not empty", *convert(four_slices / "four", "two.json", "--ranks", 2), cwd=tmp_path)
     refused("Not a directory: 'two.json/x'", *convert(four_slices / "four", "two.json/x", "--ranks", 2), cwd=tmp_path)
+
+
+def test_ranks_do_not_resume_from_each_others_slices(four_slices, tmp_path):
+    tool("convert_checkpoints.py", four_slices / "four", "two", "--ranks", 2, cwd=tmp_path)
+    command = ("bash", RUN, "hybrid_parallel", 2, "--", "--sliced", "--ckpt-dir", "two", "--resume", "--epochs")
+    jobs.succeeded(jobs.run(*command, 5, cwd=tmp_path))
+    for name, new in (("rank_0", "aside"), ("rank_1", "rank_0"), ("aside", "rank_1")):
+        (tmp_path / "two" / name).rename(tmp_path / "two" / new)
+    result = jobs.run(*command, 6, cwd=tmp_path)
+    assert result.code == 1
+    assert re.search(r"rank (\d) finds the slices of rank (?!\1)\d in its own folder", result.output)
+    assert "Traceback" not in result.output
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_a_damaged_one(one, tmp_path):
+    """The one before it would be taken in silence."""
+    file = copy_of(one, tmp_path) / "ck" / "rank_0" / "net-4_4.ckpt"
+    file.chmod(0)
+    as_user = ["unshare", "--user"] if os.geteuid() == 0 else []  # root may read all
+    for words in ("train.py", "--ckpt-dir", "ck", "--resume"), ("predict.py", "ck"):
+        result = jobs.run(*as_user, jobs.PYTHON, LESSON / words[0], *words[1:], cwd=tmp_path)
+        assert result.code == (1 if words[0] == "train.py" else 2)
+        assert "Permission denied: 'ck/rank_0/net-4_4.ckpt'" in result.output
+        assert "damaged" not in result.output
 
 
 def test_bad_strategies_are_named(four_slices, tmp_path):

@@ -503,6 +503,15 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
     assert not result.left_over
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_the_exit_code_that_a_script_gives_to_leave(launcher, tmp_path):
+    with start(tmp_path, JOINS + "ranks.leave(3 * ms.communication.get_rank())\n", 2, "--with", launcher, "--",
+               RANKS.parent) as job:
+        result = job.finish(60)
+    assert result.code == 3, result.output
+    assert "rank 1 failed, exit code 3. The end of " in result.output
+
+
 RELEASES = JOINS + """
 from mindspore import ops
 rank = ms.communication.get_rank()
@@ -525,6 +534,17 @@ def test_ranks_that_never_met_are_told_what_is_missing(tmp_path):
     assert result.code == 1, result.output
     assert "] the ranks have not met: call mindspore.communication.init() after ranks.join()\n" in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_rank_that_is_stopped_is_named_not_the_one_that_missed_it(tmp_path):
+    script = JOINS + "print('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
+    with start(tmp_path, script, 2, "--", RANKS.parent, env={"MS_NODE_TIMEOUT": "3"}) as job:
+        pid = int(job.wait_for(r"\[rank 1\] pid (\d+)")[1])
+        os.kill(pid, signal.SIGSTOP)
+        result = job.finish(100)
+    assert result.code == 143, result.output
+    assert f": rank 1 (PID {pid}) was stopped, by SIGSTOP or a debugger, and the others missed it" in result.output
+    assert not result.left_over
 
 
 SPAWNS = JOINS + """

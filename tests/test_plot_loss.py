@@ -100,5 +100,5 @@ def test_a_log_is_not_drawn_over(tmp_path):
     for run in ("train.log", "."):
         refused = jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", run, "--output", "train.log", cwd=tmp_path)
         assert refused.code == 2
-        assert f"plot_loss.py: --output train.log is a log of {run}; choose another one\n" == refused.output
+        assert refused.output == "plot_loss.py: --output train.log is one of the logs; choose another one\n"
     jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/plot_loss.py", ".", cwd=tmp_path))

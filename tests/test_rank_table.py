@@ -600,7 +600,7 @@ def test_make_without_a_network_asks_for_server_ip(fake):
 def test_output_is_whole_or_not_at_all(fake, tmp_path):
     give(fake, {0: "192.168.0.2", 1: "192.168.1.2"})
     target = tmp_path / "out dir" / "table.json"
-    failed(make(fake, None, "0-1", "-o", target), "cannot write")
+    failed(make(fake, None, "0-1", "-o", target), "cannot write", code=2)
     target.parent.mkdir()
     assert make(fake, None, "0-1", "-o", target).stdout == ""
     assert run("check", target, "--size", 2).returncode == 0

@@ -297,13 +297,13 @@ def test_a_rank_that_cannot_write_its_checkpoints(cifar10, tmp_path):
     (tmp_path / "ck" / "ckpt_1").write_text("a file where rank 1 needs a folder")
     with jobs.Job("bash", RUN, cifar10, 2, *ENDLESS, "--ckpt-dir", "ck", cwd=tmp_path, env=CPU) as job:
         log = tmp_path / "device1" / "train.log1"
-        while not (log.exists() and "cannot be made" in log.read_text()):
+        while not (log.exists() and "cannot be written to" in log.read_text()):
             assert job.process.poll() is None, job.output()
             time.sleep(0.05)
         raised = time.monotonic()
         result = job.finish(200)
         check_failure(result, time.monotonic() - raised, 1, 1)
-    assert "ckpt_1 cannot be made (File exists); choose another --ckpt-dir" in result.output.partition("1 failed")[2]
+    assert "ckpt_1 cannot be written to (File exists); use another --ckpt-dir" in result.output.partition("1 failed")[2]
 
 
 def test_a_data_set_that_goes_after_the_check(cifar10, tmp_path):

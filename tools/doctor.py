@@ -360,9 +360,7 @@ def main():
     parser.add_argument("--port", type=port_number, action="append", default=[], help="a port that must be free")
     parser.add_argument("--json", action="store_true", help="write JSON")
     arguments = parser.parse_args()
-    try:
-        os.getcwd()
-    except FileNotFoundError:
+    if not os.path.exists(os.readlink("/proc/self/cwd")):
         parser.error("this folder has been removed; change to another one")
     report, device = examine(arguments)
     can_run = not report.blocking()

@@ -70,7 +70,7 @@ def finish_writing(seconds=60):
     what open files hold back.
     """
     if "ranks" in sys.modules:
-        sys.modules["ranks"]._joined = False  # atexit may have its leave(): this process waits for no rank any more
+        sys.modules["ranks"]._joined = None  # atexit may have its leave(): this process waits for no rank any more
     end_threads(seconds)
     while AT_END:
         function, arguments, keywords = AT_END.pop()

@@ -54,9 +54,8 @@ _ending = beside("ending.py")
 end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 
 
-def prepare(on_cpu):
+def prepare(on_cpu, launched):
     """Make this process a good rank, before init()."""
-    launched = {"OMPI_COMM_WORLD_SIZE", "MS_ROLE"} & os.environ.keys() or os.getenv("RANK_SIZE", "1") != "1"
     if not launched:
         refuse_other_launchers()
     elif getattr(sys.modules.get("ranks"), "_joined", False):

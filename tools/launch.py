@@ -321,11 +321,17 @@ class Job:
         failed = [rank for rank in self.ranks.values() if rank["code"]]
         if not failed or self.stopped:
             return None
+        halted = self.halted()  # mpirun may end it in a moment
         # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
         self.listen(files, 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
-        return self.name_one_of(failed)
+        return self.name_one_of(failed, halted)
 
-    def name_one_of(self, failed):
+    def halted(self):
+        """A rank of this machine that is stopped, or None: the others miss its signs of life."""
+        return next((rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()
+                     and (linux.stat_of(rank["pid"]) or "?")[0] in "Tt"), None)
+
+    def name_one_of(self, failed, halted):
         """Which of the ranks that have failed is the cause? Returns (the job's exit code, the rank); self.guess is why,
         where the rank itself cannot know that.
         """
@@ -334,6 +340,10 @@ class Job:
         failed = next((rank for rank in spoke if rank["code"] == 137), (spoke or failed)[0])
         if (self.starter or 0) < 0:
             return 128 - self.starter, failed["rank"]
+        if halted and failed["code"] == 143:
+            self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
+                          "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
+            return 143, halted["rank"]
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
         if early and ("exiting improperly" in text_of(self.log) if "ended" in failed  # by mpirun, or by MindSpore,
                       else failed["code"] == 143 and early["rank"] == 0):  # which has lost the scheduler

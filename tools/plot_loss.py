@@ -78,15 +78,10 @@ def read_log(file):
     return losses, accuracies
 
 
-def read_run(path, output=Path("loss.png")):
-    """Read all logs of a run: ({name of a rank: [(epoch, step, loss)]}, [(epoch, accuracy)]).
-
-    output, where the picture will be, must not be one of them.
-    """
+def read_run(path):
+    """Read all logs of a run: ({name of a rank: [(epoch, step, loss)]}, [(epoch, accuracy)])."""
     try:
         logs = find_logs(path)
-        if output.exists() and any(output.samefile(log) for log in logs):
-            raise PlotError(f"--output {output} is a log of {path}; choose another one")
         read = [read_log(log) for log in logs]
     except OSError as error:
         raise PlotError(f"{error.filename or path} cannot be read ({error.strerror})") from error
@@ -180,7 +175,9 @@ def main():
     if not os.path.exists(os.readlink("/proc/self/cwd")):
         parser.error("this folder has been removed; change to another one")
     try:
-        runs = {label: read_run(path, args.output) for label, path in zip(labels, args.runs)}
+        runs = {label: read_run(path) for label, path in zip(labels, args.runs)}
+        if args.output.exists() and any(args.output.samefile(log) for path in args.runs for log in find_logs(path)):
+            raise PlotError(f"--output {args.output} is one of the logs; choose another one")
         draw(runs, args.output, args.smooth)
     except PlotError as error:
         print(f"plot_loss.py: {error}", file=sys.stderr)
