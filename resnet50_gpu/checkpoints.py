@@ -62,7 +62,7 @@ def load(file):
             return ms.load_checkpoint(str(file), crc_check=True)
         except ValueError as error:
             if "memory" not in str(error):
-                file.open("rb").close()  # OSError: it cannot be read, so it need not be damaged
+                file.is_file() and file.open("rb").close()  # OSError: it may not be read
                 break
             if left == 0:
                 raise
