@@ -261,11 +261,17 @@ REALLY_EXIT, SELF = os._exit, os.getpid()
 def leave(computer, code):
     """End this process at once, after MPI's own end where all went well; MindSpore's clean-up sometimes crashes."""
     if os.getpid() == SELF:  # not in a process that the script forked
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         code = code or computer.finish()
-        sys.stderr.flush()
+        flush()
     REALLY_EXIT(code)
+
+
+def flush():
+    """Write what the standard streams hold back, unless the script has closed them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def show(error, rank):
