@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_joined = False  # did join() prepare this process?
+_joined = False  # did join() prepare this process? None: it ends
 _end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs does nothing
 
 
@@ -75,20 +75,19 @@ def join():
 
 
 def leave(code=0):
-    """End this process together with all ranks, with an exit code, if join() prepared it."""
+    """End this process with an exit code; if join() prepared it, together with all ranks."""
     global _joined
-    if _joined and sys.exc_info()[0]:  # try ... finally: an error on its way ends this process
+    if sys.exc_info()[0]:  # try ... finally: an error on its way ends this process
         if _more:
             atexit.register(leave, code)  # it was caught, if that is called
-    elif _joined:  # MindSpore's own clean-up crashes one time in ten, after all results
-        _joined = False
-        _more.get("end_threads", abs)(240)  # first: who waits alone loses the scheduler
-        _meet()
-        _end_mpi(60)
+    elif _joined or (code and _joined is False):  # else Python ends it: under msrun, on a card
+        joined, _joined = _joined, None
+        if joined:  # MindSpore's own clean-up crashes one time in ten, after all results
+            _more.get("end_threads", abs)(240)  # first: who waits alone loses the scheduler
+            _meet()
+            _end_mpi(60)
         _more["finish_writing"]() if _more else sys.stdout.flush()
         os._exit(int(code or 0))
-    elif code and _joined is False and not sys.exc_info()[0]:  # of msrun, or on a card
-        sys.exit(code)
 
 
 def _start_scheduler():

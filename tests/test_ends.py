@@ -503,13 +503,23 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
     assert not result.left_over
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
-def test_the_exit_code_that_a_script_gives_to_leave(launcher, tmp_path):
-    with start(tmp_path, JOINS + "ranks.leave(3 * ms.communication.get_rank())\n", 2, "--with", launcher, "--",
-               RANKS.parent) as job:
+LEAVING = {
+    "plainly": "ranks.leave(code)\n",
+    "after an error": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    ranks.leave(code)\n",
+    "at exit": "import atexit\natexit.register(ranks.leave, code)\n",
+    "in a thread": "import threading\nlast = threading.Thread(target=lambda: ranks.leave(code))\nlast.start()\n"
+                   "last.join()\n"}
+
+
+@pytest.mark.parametrize(("launcher", "how"), [("mpirun", "plainly"), ("table", "plainly"), *(
+    ("msrun", how) for how in LEAVING), ("mpirun", "in a thread")])
+def test_the_exit_code_that_a_script_gives_to_leave(launcher, how, tmp_path):
+    script = f"{JOINS}code = 3 * ms.communication.get_rank()\n{LEAVING[how]}"
+    with start(tmp_path, script, 2, "--with", launcher, "--", RANKS.parent) as job:
         result = job.finish(60)
     assert result.code == 3, result.output
     assert "rank 1 failed, exit code 3. The end of " in result.output
+    assert "Traceback" not in result.output
 
 
 RELEASES = JOINS + """

@@ -41,11 +41,13 @@ def end_threads(seconds):
     """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads, so long
     at most.
     """
+    caller = threading.current_thread()
+
     def end():
         for call in reversed(getattr(threading, "_threading_atexits", [])):
             call()
         for thread in threading.enumerate():
-            if not thread.daemon and thread is not threading.main_thread():
+            if not thread.daemon and thread not in (threading.main_thread(), caller):
                 thread.join()
 
     waiter = threading.Thread(target=end, daemon=True)
