@@ -38,7 +38,7 @@ TOOLS = Path(__file__).resolve().parent.parent / "tools"
 
 def of_tools(file, function):
     """A function of a file of tools/; one that does nothing where that folder is missing."""
-    return runpy.run_path(str(TOOLS / file))[function] if TOOLS.is_dir() else lambda *_: None
+    return runpy.run_path(str(TOOLS / file))[function] if TOOLS.is_dir() else lambda *_, **__: None
 
 
 class Computer:
@@ -313,5 +313,5 @@ def main(script, args):
     except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
         show(error, computer.links.rank if computer.links else 0)
         code = 1
-    finish_writing(5 if code else 60)
+    finish_writing(alone=bool(code))
     leave(computer, code)

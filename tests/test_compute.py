@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import PYTHON, REPO, Job, made_once, parameters, run, succeeded
+from jobs import PATIENCE, PYTHON, REPO, Job, made_once, parameters, run, succeeded
 
 SCRIPTS = Path(__file__).resolve().parent / "compute_scripts"
 COMPUTE = REPO / "dry_run" / "compute.py"
@@ -279,14 +279,18 @@ def test_a_script_without_a_plan_ends_as_in_python(tmp_path):
         assert {(tmp_path / f"{name}{rank}").read_text() for name in ("held", "late", "after")} == {"written"}
 
 
-def test_an_exit_code_is_not_lost_where_atexit_has_leave(tmp_path):
+@pytest.mark.parametrize(("end", "code"), [
+    ("atexit.register(ranks.leave)\nsys.exit(3)\n", 3), ("atexit.register(ranks.leave)\n", 0),
+    ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    ranks.leave(4)\n", 4)])
+def test_an_exit_code_is_not_lost_where_atexit_has_leave(end, code, tmp_path):
     (tmp_path / "train.py").write_text(
         f"import atexit, sys\nsys.path.insert(0, {str(REPO / 'mnist_ddp')!r})\nimport ranks\n"
         "import mindspore as ms\nms.set_context(device_target='CPU')\nranks.join()\nms.communication.init()\n"
-        "atexit.register(ranks.leave)\nsys.exit(3)\n")
+        + end)
     done = compute(2, "train.py", cwd=tmp_path)
-    assert done.code == 3, done.output
+    assert done.code == code, done.output
     assert not done.left_over
+    assert done.seconds < 15 * PATIENCE, "one rank lost the other"
 
 
 def test_kill_9_of_what_starts_the_ranks_ends_them_also_before_there_is_a_plan(tmp_path):

@@ -293,6 +293,17 @@ def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(tmp_path):
     check_hint("mpi-unreachable", result.output)
 
 
+def test_a_setting_of_open_mpi_that_it_does_not_have(tmp_path):
+    pytest.importorskip("mpi4py", exc_type=ImportError)
+    (tmp_path / "script.py").write_text(SHARED)
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 2, "script.py", cwd=tmp_path,
+                      env={"OMPI_MCA_btl": "nonsense", "DEVICE_TARGET": "CPU"})
+    assert result.code == 1
+    assert re.search(r"rank \d failed, exit code 1. The end of log_output/mpirun.log:\n", result.output)
+    assert "Component: nonsense" in result.output
+    check_hint("mpi-unreachable", result.output)
+
+
 def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
     mount = [*jobs.UNSHARE, "--mount"]
     (tmp_path / "small").mkdir()

@@ -67,13 +67,13 @@ def writes_files():
     return False
 
 
-def finish_writing(seconds=60):
-    """End thread pools, wait for threads (so long at most), call what the script has registered with atexit, and write
-    what open files hold back.
+def finish_writing(alone=False):
+    """End thread pools, wait for threads (a minute at most), call what the script has registered with atexit, and write
+    what open files hold back. alone: this process waits for no other rank, and for its threads 5 s only.
     """
-    if "ranks" in sys.modules:
-        sys.modules["ranks"]._joined = None  # atexit may have its leave(): this process waits for no rank any more
-    end_threads(seconds)
+    if alone and "ranks" in sys.modules:
+        sys.modules["ranks"]._joined = None  # atexit may have its leave()
+    end_threads(5 if alone else 60)
     while AT_END:
         function, arguments, keywords = AT_END.pop()
         try:

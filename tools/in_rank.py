@@ -183,7 +183,7 @@ class Exit(SystemExit):
 
 def end(code):
     """End this process without MindSpore's clean-up."""
-    finish_writing(5)  # the others wait for its end
+    finish_writing(alone=True)  # the others wait for its end
     os._exit(code)
 
 

@@ -103,7 +103,7 @@ def check(args):
              f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
             (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
              f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
-            *((not env.get(name, "1").isdecimal(), f"{name} is '{env.get(name)}'; write a number of seconds")
+            *((not re.fullmatch(r"\d{1,9}", env.get(name, "1")), f"{name} is '{env.get(name)}'; write a number of seconds")
               for name in SECONDS),
             *((re.search("[\udc80-\udcff]", path), f"MindSpore cannot read the path {os.fsencode(path)}, which is not "
                "UTF-8; rename the folder, or copy what is in it to another one")
@@ -523,7 +523,7 @@ def report(args, job, code, failed):
     lines = text.splitlines()[-30:]
     if rank:
         who = f"rank {failed}{args.place(failed)}"
-        if rank["lines"] or "MPI_INIT has failed" not in text:  # then mpirun alone says why
+        if rank["lines"] or not re.search("MPI_INIT has failed|A requested component was not", text):  # mpirun says why
             log, lines = job.log_of(failed), rank["lines"]
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
         sys.stderr)
