@@ -40,6 +40,8 @@ parser.add_argument("--load", type=Path, metavar="DIR",
 parser.add_argument("--check", action="store_true", help="only check the options")
 args = parser.parse_args()
 checkpoints.check_options(parser, args)
+if args.epochs < 1 or not 0 < args.lr < 1e9:
+    parser.error("--epochs must be at least 1, --lr must be greater than 0, not huge")
 try:
     check_mode(args.mode, int(os.getenv("RANK_SIZE", "1")))
     if args.mode == "semi_auto_parallel" and args.sliced and args.resume:
@@ -115,6 +117,8 @@ if args.load and first_epoch == 0:
 # -------------------------------------------------------------------------------------------- train
 print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}, {args.mode}: "
       f"weight {net.weight.shape}", flush=True)
+if first_epoch >= args.epochs:
+    print(f"nothing is left to train: --epochs {args.epochs}, and {first_epoch} are saved", flush=True)
 x, y = make_samples()
 for epoch in range(first_epoch + 1, args.epochs + 1):
     order = np.random.default_rng(epoch).permutation(SAMPLES)  # of this epoch, whenever it runs

@@ -536,6 +536,8 @@ def test_semi_auto_parallel_cuts_what_is_loaded(ranks, one, tmp_path):
     (["data_parallel", "2", "--restarts", "often"], "--restarts: invalid int value: 'often'"),
     (["data_parallel", "2", "--restarts"], "--restarts: expected one argument"),
     (["data_parallel", "2", "--restarts", "1", "--", "--epochs", "3"], "needs -- --ckpt-dir DIR, where the ranks save"),
+    *((["data_parallel", "2", "--", *wrong], "--epochs must be at least 1, --lr must be greater than 0, not huge")
+      for wrong in (("--epochs", "0"), ("--lr", "nan"))),
     (["data_parallel", "2", "--", "--ckpt-dir", "/dev/null/x"], "/dev/null/x cannot be made or written to"),
     (["data_parallel", "2", "--", "--ckpt-dir", "./log_output/ck"], "is in log_output, the folder of the logs, which"),
     (["data_parallel", "2", "--in", "new", "--", "--ckpt-dir", "new"], "--ckpt-dir new is in new, the folder of the l"),
@@ -635,6 +637,13 @@ def test_ranks_do_not_resume_from_each_others_slices(four_slices, tmp_path):
     assert result.code == 1
     assert re.search(r"rank (\d) finds the slices of rank (?!\1)\d in its own folder", result.output)
     assert "Traceback" not in result.output
+
+
+def test_nothing_is_left_to_train(one, tmp_path):
+    copy_of(one, tmp_path)
+    result = jobs.succeeded(alone("--ckpt-dir", "ck", "--resume", "--epochs", 3, cwd=tmp_path))
+    assert "nothing is left to train: --epochs 3, and 4 are saved\n" in result.output
+    assert "loss is" not in result.output
 
 
 def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_a_damaged_one(one, tmp_path):
