@@ -29,6 +29,7 @@ from mindspore.nn import Optimizer
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
+REALLY_EXIT = os._exit
 OWN = (__file__, str(Path(__file__).with_name("fork_ranks.py")), "<string>")
 FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that is read, comes nothing more to report
 
@@ -51,7 +52,14 @@ def finish():
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the script has closed it
             stream.flush()
-    os._exit(1 if facts["error"] else 0)
+    REALLY_EXIT(1 if facts["error"] else 0)
+
+
+def end_script(code):
+    """In place of os._exit(), by which ranks.leave() ends a script: what was seen is kept."""
+    if os.getpid() != job.pid:  # a process that the script forked
+        REALLY_EXIT(code)
+    sys.exit(code)
 
 
 def zeros(tree):
@@ -198,7 +206,7 @@ def run(file, graphs, options):
     """
     global job
     job = SimpleNamespace(file=file, graphs=graphs, runs=options["runs"], front_end=options["front_end"], failed=None,
-                          evaluating=False)
+                          evaluating=False, pid=os.getpid())
     np.random.seed()  # the ranks' processes begin as copies of one
     if facts["device"] != "Ascend":  # MindSpore's choice when it can load the plugin
         try:
@@ -218,6 +226,7 @@ def run(file, graphs, options):
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     for name in ("graph_ir", "one_rank"):
         del sys.modules[name]  # the script may have modules of these names
+    os._exit = end_script
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
@@ -230,4 +239,6 @@ def run(file, graphs, options):
         judges = runs and isinstance(error, (ArithmeticError, AssertionError))  # numbers, too
         if error is job.failed or not judges:
             facts["error"] = describe(error)
+    finally:
+        os._exit = REALLY_EXIT
     finish()

@@ -103,7 +103,8 @@ def check(args):
              f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
             (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
              f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
-            *((not re.fullmatch(r"\d{1,9}", env.get(name, "1")), f"{name} is '{env.get(name)}'; write a number of seconds")
+            *((not re.fullmatch(r"\d{1,9}", env.get(name, "1")),
+               f"{name} is '{env.get(name)}'; write a number of seconds")
               for name in SECONDS),
             *((re.search("[\udc80-\udcff]", path), f"MindSpore cannot read the path {os.fsencode(path)}, which is not "
                "UTF-8; rename the folder, or copy what is in it to another one")
