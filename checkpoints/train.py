@@ -118,7 +118,7 @@ if args.load and first_epoch == 0:
 print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}, {args.mode}: "
       f"weight {net.weight.shape}", flush=True)
 if first_epoch >= args.epochs:
-    print(f"nothing is left to train: {first_epoch} of --epochs {args.epochs} are saved", flush=True)
+    print(f"nothing left to train: {first_epoch} of --epochs {args.epochs} are saved", flush=True)
 x, y = make_samples()
 for epoch in range(first_epoch + 1, args.epochs + 1):
     order = np.random.default_rng(epoch).permutation(SAMPLES)  # of this epoch, whenever it runs

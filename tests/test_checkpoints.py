@@ -642,7 +642,7 @@ def test_ranks_do_not_resume_from_each_others_slices(four_slices, tmp_path):
 def test_nothing_is_left_to_train(one, tmp_path):
     copy_of(one, tmp_path)
     result = jobs.succeeded(alone("--ckpt-dir", "ck", "--resume", "--epochs", 3, cwd=tmp_path))
-    assert "nothing is left to train: 4 of --epochs 3 are saved\n" in result.output
+    assert "nothing left to train: 4 of --epochs 3 are saved\n" in result.output
     assert "loss is" not in result.output
 
 
