@@ -84,7 +84,8 @@ def what_to_save():
     """The training step; in hybrid parallel, where MindSpore cannot, its slices made whole."""
     if args.mode != "hybrid_parallel" and not args.sliced:
         return train_step
-    # distributed: AllGather joins rows, and our slices are columns: so transposed
+    # distributed: AllGather joins rows, and our slices are columns: so transposed. A file of
+    # slices says whose they are: those of another rank would load, too
     return [{"name": "rank", "data": Tensor(rank)}] * args.sliced + [
         {"name": parameter.name, "data": ops.AllGather()(parameter.T).T
          if parameter.layerwise_parallel and not args.sliced else parameter}

@@ -18,7 +18,6 @@ import os
 import re
 import runpy
 import sys
-import tempfile
 from pathlib import Path
 
 import mindspore as ms
@@ -82,7 +81,6 @@ class Checkpoints(Callback):
         self.launcher = runpy.run_path(words)["Launcher"]() if words else None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             sys.exit(f"{folder} cannot be written to ({error.strerror}); use another --ckpt-dir")
 
@@ -147,6 +145,8 @@ class Checkpoints(Callback):
         args.resume; 0 is returned for None, and for "if-saved" where nothing is saved.
         change may cut the parameters, {name: Parameter}, before they are loaded.
         """
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            sys.exit(f"{self.folder} cannot be written to; use another --ckpt-dir")
         if not how:
             return 0
         for file in self.folder.glob("*.ckpt"):

@@ -345,7 +345,13 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     result = jobs.run("bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
     assert result.code == 1
     assert "ck/rank_1 cannot be written to (File exists); use another --ckpt-dir" in result.output
-    assert "[rank 1] Traceback" not in result.output  # rank 0 may notice in the middle of a step
+    (tmp_path / "ck" / "rank_1").unlink()
+    (tmp_path / "ck" / "rank_1").mkdir(mode=0o555)
+    as_user = ["unshare", "--user"] if os.geteuid() == 0 else []  # root may write everywhere
+    second = jobs.run(*as_user, "bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
+    assert second.code == 1
+    assert "ck/rank_1 cannot be written to; use another --ckpt-dir" in second.output
+    assert "[rank 1] Traceback" not in result.output + second.output  # rank 0 may notice in the middle of a step
 
 
 # As os.sysconf answers where cached files fill the memory: the first `sys.argv[1]` times nothing at all is free.
@@ -637,6 +643,14 @@ def test_ranks_do_not_resume_from_each_others_slices(four_slices, tmp_path):
     assert result.code == 1
     assert re.search(r"rank (\d) finds the slices of rank (?!\1)\d in its own folder", result.output)
     assert "Traceback" not in result.output
+
+
+def test_a_folder_without_the_right_to_write_is_read(one, tmp_path):
+    copy_of(one, tmp_path)
+    (tmp_path / "ck" / "rank_0").chmod(0o555)
+    as_user = ["unshare", "--user"] if os.geteuid() == 0 else []
+    jobs.succeeded(jobs.run(*as_user, jobs.PYTHON, LESSON / "predict.py", "ck", cwd=tmp_path))
+    (tmp_path / "ck" / "rank_0").chmod(0o755)
 
 
 def test_nothing_is_left_to_train(one, tmp_path):
