@@ -347,8 +347,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     assert "ck/rank_1 cannot be written to (File exists); use another --ckpt-dir" in result.output
     (tmp_path / "ck" / "rank_1").unlink()
     (tmp_path / "ck" / "rank_1").mkdir(mode=0o555)
-    as_user = ["unshare", "--user"] if os.geteuid() == 0 else []  # root may write everywhere
-    second = jobs.run(*as_user, "bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
+    second = jobs.run(*jobs.AS_USER, "bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
     assert second.code == 1
     assert "ck/rank_1 cannot be written to; use another --ckpt-dir" in second.output
     assert "[rank 1] Traceback" not in result.output + second.output  # rank 0 may notice in the middle of a step
@@ -648,8 +647,7 @@ def test_ranks_do_not_resume_from_each_others_slices(four_slices, tmp_path):
 def test_a_folder_without_the_right_to_write_is_read(one, tmp_path):
     copy_of(one, tmp_path)
     (tmp_path / "ck" / "rank_0").chmod(0o555)
-    as_user = ["unshare", "--user"] if os.geteuid() == 0 else []
-    jobs.succeeded(jobs.run(*as_user, jobs.PYTHON, LESSON / "predict.py", "ck", cwd=tmp_path))
+    jobs.succeeded(jobs.run(*jobs.AS_USER, jobs.PYTHON, LESSON / "predict.py", "ck", cwd=tmp_path))
     (tmp_path / "ck" / "rank_0").chmod(0o755)
 
 
@@ -664,9 +662,8 @@ def test_a_checkpoint_that_may_not_be_read_is_not_taken_for_a_damaged_one(one, t
     """The one before it would be taken in silence."""
     file = copy_of(one, tmp_path) / "ck" / "rank_0" / "net-4_4.ckpt"
     file.chmod(0)
-    as_user = ["unshare", "--user"] if os.geteuid() == 0 else []  # root may read all
     for words in ("train.py", "--ckpt-dir", "ck", "--resume"), ("predict.py", "ck"):
-        result = jobs.run(*as_user, jobs.PYTHON, LESSON / words[0], *words[1:], cwd=tmp_path)
+        result = jobs.run(*jobs.AS_USER, jobs.PYTHON, LESSON / words[0], *words[1:], cwd=tmp_path)
         assert result.code == (1 if words[0] == "train.py" else 2)
         assert "Permission denied: 'ck/rank_0/net-4_4.ckpt'" in result.output
         assert "damaged" not in result.output

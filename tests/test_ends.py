@@ -548,7 +548,7 @@ def test_ranks_that_never_met_are_told_what_is_missing(tmp_path):
 
 def test_a_rank_that_is_stopped_is_named_not_the_one_that_missed_it(tmp_path):
     script = JOINS + "print('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
-    with start(tmp_path, script, 2, "--", RANKS.parent, env={"MS_NODE_TIMEOUT": "3"}) as job:
+    with start(tmp_path, script, 2, "--", RANKS.parent, env={"MS_NODE_TIMEOUT": "5"}) as job:
         pid = int(job.wait_for(r"\[rank 1\] pid (\d+)")[1])
         os.kill(pid, signal.SIGSTOP)
         result = job.finish(100)
