@@ -55,12 +55,12 @@ def check_options(parser, args):
 
 def load(file):
     """Read a file: {name: Parameter}, {} if damaged; ValueError if it exceeds memory, OSError."""
+    file.is_dir() or file.open("rb").close()  # OSError: it may not be read, in few words
     for left in reversed(range(4)):
         try:
             return ms.load_checkpoint(str(file), crc_check=True)
         except ValueError as error:
             if "memory" not in str(error):
-                file.is_file() and file.open("rb").close()  # OSError: it may not be read
                 break
             if left == 0:
                 raise

@@ -4,21 +4,21 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 # A Slurm job for several machines: it starts the launchers of the folder where it is submitted. Not
-# tried on a Slurm cluster, only with stand-ins for srun and scontrol.
-#     cd mnist_ddp && sbatch ../several_machines/slurm_job.sh DATA_PATH \
-#         [RANKS_PER_MACHINE [msrun|mpirun [-- OPTIONS]]]
-# RANKS_PER_MACHINE is the number of cards of a machine (8), OPTIONS are those of the script. msrun
-# (the default) is started on each machine by srun and needs neither Open MPI nor ssh; mpirun gets a
-# hostfile of the machines that Slurm gave, and needs ssh between them.
+# tried on a Slurm cluster, only with stand-ins for srun and scontrol. In mnist_ddp:
+#     sbatch ../several_machines/slurm_job.sh DATA_PATH [RANKS_PER_MACHINE [LAUNCHER [-- OPTIONS]]]
+# RANKS_PER_MACHINE is the number of cards of a machine (8), OPTIONS are those of the script.
+# LAUNCHER is msrun, started on each machine by srun without Open MPI and ssh, or mpirun, which gets
+# a hostfile of the machines that Slurm gave, and needs ssh between them.
 set -euo pipefail
-
-data_path="${1:?give the folder of the data, the same on all machines}"
-per_machine="${2:-8}" launcher="${3:-msrun}"
+data_path="${1:-}" per_machine="${2:-8}" launcher="${3:-msrun}"
 shift "$(($# < 3 ? $# : 3))"
-[[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] ||
-    { echo "slurm_job.sh: RANKS_PER_MACHINE is '$per_machine', not a number" >&2; exit 2; }
+refuse() { echo "slurm_job.sh: $1" >&2; exit 2; }
+[[ -n "$data_path" ]] || refuse "give DATA_PATH, the folder of the data, the same on all machines"
+[[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RANKS_PER_MACHINE is '$per_machine'"
+[[ "$launcher" =~ ^(msrun|mpirun)$ ]] || refuse "the launcher is '$launcher', not msrun or mpirun"
+[[ -n "${SLURM_SUBMIT_DIR:-}" ]] || refuse "start it with sbatch"
 [[ "$SLURM_JOB_ID$SLURM_JOB_NUM_NODES" != *[!0-9]* ]] || exit 2 # they go into arithmetic
-cd "${SLURM_SUBMIT_DIR:?start it with sbatch}" # Slurm runs a copy of this file, elsewhere
+cd "$SLURM_SUBMIT_DIR" # Slurm runs a copy of this file, elsewhere
 machines="$(scontrol show hostnames "$SLURM_JOB_NODELIST")" # one a line
 ranks=$((per_machine * SLURM_JOB_NUM_NODES))
 

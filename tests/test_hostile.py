@@ -26,6 +26,7 @@ import mindspore.dataset as ds  # noqa: E402
 import mnist_files  # noqa: E402
 
 MNIST = jobs.REPO / "mnist_ddp"
+SLURM_JOB = jobs.REPO / "several_machines" / "slurm_job.sh"
 SHORT = ("--", "--epochs", 1, "--steps", 3)
 LAUNCHERS = sorted(file for file in jobs.REPO.glob("*/run*.sh") if file.parent.name != "tools")
 
@@ -113,8 +114,19 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
         assert bad in result.output
     slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": bad,
              "SLURM_JOB_ID": bad}
-    assert jobs.run("bash", jobs.REPO / "several_machines/slurm_job.sh", mnist, 2, cwd=tmp_path, env=slurm).code == 2
+    assert jobs.run("bash", SLURM_JOB, mnist, 2, cwd=tmp_path, env=slurm).code == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ((), "give DATA_PATH, the folder of the data, the same on all machines"),
+    (("data", "two"), "RANKS_PER_MACHINE is 'two'"),
+    (("data", 2, "mprun"), "the launcher is 'mprun', not msrun or mpirun"),
+    (("data", 2), "start it with sbatch"),
+])
+def test_the_slurm_job_says_what_it_lacks(arguments, words, tmp_path):
+    result = jobs.run("bash", SLURM_JOB, *arguments, cwd=tmp_path)
+    assert (result.code, result.output) == (2, f"slurm_job.sh: {words}\n")
 
 
 def test_cdpath_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp_path):
