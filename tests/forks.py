@@ -22,6 +22,7 @@ import gc, json, os, runpy, sys
 gc.disable()
 import mindspore
 gc.enable()
+gc.freeze()
 
 def become(folder, variables, log, words):
     os.setsid()

@@ -14,7 +14,6 @@ import errno
 import fcntl
 import glob
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -52,6 +51,7 @@ def probe(wanted):
              "data": files_of(wanted["data"]) if wanted["data"] else None,
              "start_folder": os.path.isdir(wanted["start_folder"]),
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
+    import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["MindSpore"] = importlib.metadata.version("mindspore")
     with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):

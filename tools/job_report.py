@@ -1,6 +1,5 @@
 """--report FILE: what came of a job, as JSON, however it ended; and what --time-limit ended. For tools/launch.py."""
 
-import importlib.metadata
 import json
 import math
 import os
@@ -119,6 +118,7 @@ def content(args, code):
 
 def versions(launcher):
     """What ran the job: Python, MindSpore and, if it was used, Open MPI."""
+    import importlib.metadata  # takes as long as all other imports of a launcher's start
     found = {"python": platform.python_version()}
     try:
         found["mindspore"] = importlib.metadata.version("mindspore")
