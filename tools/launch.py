@@ -33,6 +33,7 @@ import linux
 import options
 import progress
 import stacks
+import started_by
 from saving import Saving
 from servers import Servers
 
@@ -86,6 +87,9 @@ def check(args):
              "this folder has been removed; change to another one"),
             ("OMPI_COMM_WORLD_SIZE" in env and os.path.isdir(env.get("PMIX_SERVER_TMPDIR", "")),
              "mpirun has started this launcher, which starts the ranks itself: leave out mpirun"),
+            ("\r" in "".join((*sys.argv, env.get("DATA_PATH", ""))),
+             "a word of this command ends with a carriage return, as lines of Windows do; take them out of the file "
+             "that the command is in: sed -i 's/\\r$//' FILE"),
             (not re.fullmatch(r"[1-9][0-9]{0,4}", args.n),
              f"the number of ranks must be a whole number from 1, not '{args.n}'"),
             (not importlib.util.find_spec("mindspore"),
@@ -103,8 +107,8 @@ def check(args):
              f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
             (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
              f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
-            *((not re.fullmatch(r"\d{1,9}", env.get(name, "1")),
-               f"{name} is '{env.get(name)}'; write a number of seconds")
+            *((not re.fullmatch(r"0*[1-9]\d{0,8}", env.get(name, "1")),
+               f"{name} is '{env.get(name)}'; write a number of seconds, at least 1")
               for name in SECONDS),
             *((re.search("[\udc80-\udcff]", path), f"MindSpore cannot read the path {os.fsencode(path)}, which is not "
                "UTF-8; rename the folder, or copy what is in it to another one")
@@ -126,6 +130,7 @@ def check(args):
     env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])
+    started_by.refuse_launchers(all_here=len(args.local) == args.n)
     meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or args.command else ()
     left_over = sorted(name for name in env if OWN_VARIABLES.match(name) and name not in meant)
     for name in left_over:
