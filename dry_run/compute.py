@@ -30,6 +30,7 @@ import importlib.util
 import logging
 import os
 import re
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -86,10 +87,11 @@ def load_mindspore():
     with contextlib.suppress(OSError):
         ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
     logging.disable(logging.CRITICAL)  # while MindSpore loads it misses much of CANN; none of it is needed
-    gc.disable()  # to look for garbage among all that the import makes would take a sixth of its time
+    quick = HERE.parent / "tools" / "quick_import.py"
+    if quick.is_file():
+        runpy.run_path(str(quick))["import_mindspore"]()
     import mindspore  # noqa: F401
 
-    gc.enable()
     gc.freeze()  # garbage is collected after each graph; what has been made so far is none
     logging.disable(logging.NOTSET)
 

@@ -66,3 +66,28 @@ def test_the_lessons_checks_do_without_mindspore(script, options, mnist, cifar10
            "ASCEND_PLAN": "here", "PYTHONPATH": str(tmp_path)}
     result = jobs.run(jobs.PYTHON, TOOL, jobs.REPO / script, *options, "--check", cwd=tmp_path, env=env)
     assert "it is loaded" not in jobs.succeeded(result).output
+
+
+LATER = """
+import sys
+import ranks
+print([name for name in sys.modules if name.partition(".")[0] in ("scipy", "unittest")])
+import numpy as np
+from mindspore.train import HausdorffDistance
+metric = HausdorffDistance()  # SciPy's morphology
+a, b = np.zeros((2, 8, 8), np.float32)
+a[2:4, 2:4] = b[2:4, 2:7] = 1
+metric.update(a, b, 1)
+print(metric.eval())
+import scipy.linalg
+print(scipy.linalg.det(np.eye(2)))
+import unittest.mock
+with unittest.mock.patch("sys.argv", []):
+    print(sys.argv)
+"""
+
+
+def test_what_mindspore_imports_later_is_there_when_it_is_used(tmp_path):
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, "-c", LATER, cwd=tmp_path,
+                                     env={"PYTHONPATH": str(jobs.REPO / "own_model")}))
+    assert result.output.splitlines() == ["[]", "3.0", "1.0", "[]"]

@@ -44,11 +44,9 @@ if "mindspore" in sys.modules and os.getenv("GLOG_v") == "3":  # noqa: SIM112  #
 elif "mindspore" not in sys.modules and gc.isenabled():
     if not os.path.exists("/dev/davinci_manager"):  # 400 modules, a tenth of the import, list what runs on Ascend only
         sys.modules["mindspore.ops._op_impl.aicpu"] = types.ModuleType("mindspore.ops._op_impl.aicpu")
-    gc.disable()  # to look for garbage among all that MindSpore's import makes would take a sixth of its time
     with contextlib.suppress(ImportError):  # the script will say it
-        import mindspore  # noqa: F401
-    gc.enable()
-gc.freeze()  # MindSpore collects garbage after each graph; to look through what its import has made would take long
+        beside("quick_import.py")["import_mindspore"]()
+gc.freeze()  # MindSpore collects garbage after each graph; to look through what an import has made would take long
 beside("loss_lines.py")
 _ending = beside("ending.py")
 end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
