@@ -18,10 +18,11 @@ def print_accuracy(net, args, transforms, rank, rank_size):
         args: data_path; batch_size of a rank; test_images of all ranks together, None: all.
         transforms: from a uint8 picture (32, 32, 3) to what net takes.
     """
-    images, batch_size = check_cifar10_folder(args.data_path)[1], args.batch_size
-    if args.test_images is not None:
-        images = min(args.test_images, images)
+    there, batch_size = check_cifar10_folder(args.data_path)[1], args.batch_size
+    images = there if args.test_images is None else min(args.test_images, there)
     if images == 0:
+        if rank == 0 and args.test_images != 0:
+            print("no accuracy: the data have no test_batch.bin", flush=True)
         return
     share, shares = rank, rank_size  # distributed: each rank tests a share of the images
     # distributed: but automatic parallel cuts every batch by itself, so all bring the same one

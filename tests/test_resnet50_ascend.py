@@ -60,6 +60,23 @@ def python(code, *arguments, cwd):
     return jobs.succeeded(forks.run("-c", code, *arguments, cwd=cwd, env={**FAST, "PYTHONPATH": str(LESSON)})).output
 
 
+NO_TEST = """
+import sys
+from types import SimpleNamespace
+from accuracy import print_accuracy
+for images in None, 4, 0:
+    print_accuracy(None, SimpleNamespace(data_path=sys.argv[1], batch_size=2, test_images=images), None, 0, 1)
+"""
+
+
+def test_data_without_a_test_set_are_not_passed_over_in_silence(cifar10, tmp_path):
+    (tmp_path / "data").mkdir()
+    for file in cifar10.glob("data_batch_*.bin"):
+        (tmp_path / "data" / file.name).symlink_to(file)
+    said = python(NO_TEST, tmp_path / "data", cwd=tmp_path)
+    assert said == 2 * "no accuracy: the data have no test_batch.bin\n", "and nothing where no test was asked for"
+
+
 # --------------------------------------------------------------------------------------- two ranks that train
 COUNT_RIGHT = """
 import sys
