@@ -118,7 +118,7 @@ IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
               "data-worker"}
 BY_A_TEST = {"mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
-             "ranks-missing", "runs-anew"}
+             "ranks-missing", "runs-anew", "number-of-ranks"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -292,6 +292,14 @@ def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(value, words, tmp_
     assert re.search(r"rank \d failed, exit code 1. The end of log_output/mpirun.log:\n", result.output)
     check_shown_first("mpi-unreachable", result.output)
     check_hint("mpi-unreachable", result.output)
+
+
+def test_a_number_of_ranks_for_which_mindspore_has_no_plan(tmp_path):
+    result = jobs.run("bash", jobs.REPO / "parallel_modes" / "run.sh", "auto_parallel", 3, cwd=tmp_path,
+                      env={"DEVICE_TARGET": "CPU"})
+    assert result.code == 1
+    check_shown_first("number-of-ranks", result.output)
+    check_hint("number-of-ranks", result.output)
 
 
 def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
