@@ -96,6 +96,18 @@ def test_a_process_that_a_rank_forks_ends_for_itself_alone(tmp_path):
     assert not result.left_over
 
 
+def test_a_launcher_that_reads_nothing_for_a_while_loses_no_rank(tmp_path):
+    """As after Ctrl-Z, or where the terminal stands still: the ranks write on, then wait."""
+    with start(tmp_path, "for step in range(40000): print(step, 'x' * 1000)", 2, "--show", "first") as job:
+        job.wait_for(r"\[rank 0\] 99 x")
+        os.kill(job.process.pid, signal.SIGSTOP)
+        time.sleep(16)  # more than the 12 s after which another machine is taken for dead
+        os.kill(job.process.pid, signal.SIGCONT)
+        result = jobs.succeeded(job.finish(60))
+    assert "[rank 0] 39999 x" in result.output
+    assert not result.left_over
+
+
 def test_a_second_join_is_told(tmp_path):
     """A rank would wait for another scheduler for ever."""
     twice = FORKS.replace("ranks.join()\n", "ranks.join()\nranks.join()\n")
