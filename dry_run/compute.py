@@ -30,7 +30,6 @@ import importlib.util
 import logging
 import os
 import re
-import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -38,6 +37,7 @@ from pathlib import Path
 sys.path[:0] = {os.path.dirname(os.path.abspath(__file__))} - {*sys.path}  # PYTHONSAFEPATH leaves it out
 os.environ.pop("PYTHONSAFEPATH", None)  # the ranks need their neighbours, too
 import stand_ins  # noqa: E402
+from neighbour import of_tools  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 READY = "ASCEND_PLAN"  # "computed" in the environment of a rank
@@ -87,9 +87,7 @@ def load_mindspore():
     with contextlib.suppress(OSError):
         ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
     logging.disable(logging.CRITICAL)  # while MindSpore loads it misses much of CANN; none of it is needed
-    quick = HERE.parent / "tools" / "quick_import.py"
-    if quick.is_file():
-        runpy.run_path(str(quick))["import_mindspore"]()
+    of_tools("quick_import.py", "import_mindspore")()
     import mindspore  # noqa: F401
 
     gc.freeze()  # garbage is collected after each graph; what has been made so far is none

@@ -29,16 +29,11 @@ from mindspore.train import Model
 import plan
 import run_plan
 from collectives import Collectives
+from neighbour import of_tools
 from plan import PlanError
 
 PLANNED = ("semi_auto_parallel", "auto_parallel")  # the modes that MindSpore has no plan for on CPU
 GROUP = "hccl_world_group"
-TOOLS = Path(__file__).resolve().parent.parent / "tools"
-
-
-def of_tools(file, function):
-    """A function of a file of tools/; one that does nothing where that folder is missing."""
-    return runpy.run_path(str(TOOLS / file))[function] if TOOLS.is_dir() else lambda *_, **__: None
 
 
 class Computer:

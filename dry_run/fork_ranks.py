@@ -17,6 +17,8 @@ import time
 import traceback
 from pathlib import Path
 
+from neighbour import of_tools
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -98,9 +100,8 @@ def main():
     job = json.loads(sys.stdin.readline())
     tell = os.fdopen(os.dup(1), "w")  # not inherited by programs that a rank starts
     os.dup2(2, 1)  # what MindSpore prints goes to the log
-    gc.disable()  # to look for garbage among all that MindSpore's import makes would take a sixth of its time
+    of_tools("quick_import.py", "import_mindspore")()
     import one_rank
-    gc.enable()
     gc.freeze()  # the ranks share what the import has made; looking through it for garbage would copy it
     prctl(PR_SET_PDEATHSIG, 0)  # from here on, stdin tells of dry_run.py's end, and all ranks can be ended
     print(json.dumps({"ready": True}), file=tell, flush=True)

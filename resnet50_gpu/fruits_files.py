@@ -55,7 +55,7 @@ def _check(text):
     for empty in sorted(named - {file.parent for file in (*train, *test)}):
         raise ValueError(f"the class {empty} holds no picture; add some or remove its folder")
     if bad := no_pictures(folder):
-        raise ValueError(f"{bad[0]} is no picture that can be read (of {len(bad)}); "
+        raise ValueError(f"{bad[0]} is no picture that can be read (one of {len(bad)}); "
                          f"remove it; all are listed by python fruits_files.py {folder}")
     return Fruits(folder, classes, len(train), len(test))
 

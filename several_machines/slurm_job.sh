@@ -14,7 +14,7 @@ data_path="${1:-}" per_machine="${2:-8}" launcher="${3:-msrun}"
 shift "$(($# < 3 ? $# : 3))"
 refuse() { echo "slurm_job.sh: $1" >&2; exit 2; }
 [[ -n "$data_path" ]] || refuse "give DATA_PATH, the folder of the data, the same on all machines"
-[[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RANKS_PER_MACHINE is '$per_machine'"
+[[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RANKS_PER_MACHINE '$per_machine' is no number"
 [[ "$launcher" =~ ^(msrun|mpirun)$ ]] || refuse "the launcher is '$launcher', not msrun or mpirun"
 [[ -n "${SLURM_SUBMIT_DIR:-}" ]] || refuse "start it with sbatch"
 [[ "$SLURM_JOB_ID$SLURM_JOB_NUM_NODES" != *[!0-9]* ]] || exit 2 # they go into arithmetic

@@ -142,7 +142,7 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "give DATA_PATH, the folder of the data, the same on all machines"),
-    (("data", "two"), "RANKS_PER_MACHINE is 'two'"),
+    (("data", "two"), "RANKS_PER_MACHINE 'two' is no number"),
     (("data", 2, "mprun"), "the launcher is 'mprun', not msrun or mpirun"),
     (("data", 2), "start it with sbatch"),
 ])
