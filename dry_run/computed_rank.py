@@ -29,6 +29,7 @@ from mindspore.train import Model
 import plan
 import run_plan
 from collectives import Collectives
+from layouts import Slices, parameters_of
 from neighbour import of_tools
 from plan import PlanError
 
@@ -41,7 +42,7 @@ class Computer:
 
     def __init__(self):
         self.computations, self.links, self.phase = {}, None, ""
-        self.replicas = {}
+        self.replicas, self.slices = {}, Slices()
         self.joined = False  # does the script leave it to this program to connect the ranks?
         self.said = set()
 
@@ -92,6 +93,9 @@ class Computer:
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
             text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
+            wrong = self.slices.wrong(parameters_of(obj), layouts, self.links.rank)
+            if wrong:
+                raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
@@ -125,7 +129,7 @@ class Computer:
     @staticmethod
     def parameters(obj, found):
         """The script's Parameters by name."""
-        known = dict(obj.parameters_dict()) if hasattr(obj, "parameters_dict") else {}
+        known = parameters_of(obj)
         wanted = set(found.parameters.values()) - known.keys()
         if wanted:
             for item in gc.get_objects():
@@ -294,7 +298,8 @@ def main(script, args):
         if hasattr(_c_expression, name):
             computer.watch(getattr(_c_expression, name))
     computer.watch_functions(_c_expression.PyNativeExecutor_)
-    for name in ("compute", "computed_rank", "plan", "run_plan", "collectives", "meeting", "graph_ir", "stand_ins"):
+    for name in ("compute", "computed_rank", "plan", "run_plan", "collectives", "meeting", "graph_ir", "layouts",
+                 "stand_ins"):
         sys.modules.pop(name, None)  # the script may have modules of these names
     sys.argv = [script, *args]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import graph_ir
 import mindspore as ms
 import numpy as np
+from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
@@ -29,6 +30,7 @@ from mindspore.nn import Optimizer
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
+slices = Slices()
 REALLY_EXIT = os._exit
 OWN = (__file__, str(Path(__file__).with_name("fork_ranks.py")), "<string>")
 FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that is read, comes nothing more to report
@@ -103,7 +105,13 @@ def watch(executor):
             facts["evaluated" if job.evaluating else "graphs"].append(str(path))
             outputs[phase] = graph_ir.parse(path.read_text(encoding="utf-8", errors="replace")).output
         if hasattr(self, "get_parameter_layout"):
-            facts["layouts"].update(self.get_parameter_layout(phase))
+            layouts = self.get_parameter_layout(phase)
+            facts["layouts"].update(layouts)
+            rank = ms.communication.get_rank() if GlobalComm.INITED else 0
+            wrong = slices.wrong(parameters_of(obj), layouts, rank)
+            if wrong:
+                job.failed = RuntimeError(wrong)
+                raise job.failed
         return done
 
     executor.compile = compile_and_note
@@ -224,7 +232,7 @@ def run(file, graphs, options):
     script = options["script"]
     sys.argv = [script, *options["args"]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    for name in ("graph_ir", "one_rank"):
+    for name in ("graph_ir", "layouts", "one_rank"):
         del sys.modules[name]  # the script may have modules of these names
     os._exit = end_script
     try:

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import graph_ir
+from layouts import slice_begin, sliced_over
 
 POINT_TO_POINT = ("Send", "Receive")
 UNEVEN = ("AlltoAll", "AllToAll", "AlltoAllV", "AllToAllv", "AllGatherV", "ReduceScatterV",
@@ -84,58 +85,6 @@ def missing_steps(facts, rank_size):
         text = ("the script ended and compiled no graph; a dry run sees graphs only: GRAPH_MODE, or "
                 "functions and cells under mindspore.jit")
     return text and {"type": "", "message": text, "file": "", "line": 0, "code": ""}
-
-
-def sliced_over(rank, layout, shape, groups):
-    """The ranks that together hold a parameter once.
-
-    Args:
-        rank: the rank asked.
-        layout: MindSpore's layout of the parameter: device matrix, tensor map (for each dimension the axis
-            of the device matrix that cuts it, counted from the right, or -1), slice shape, ..., at 5 the
-            group over which the optimizer cuts it further.
-        shape: the shape that is left in the graph.
-        groups: of each group's name its ranks.
-    """
-    matrix, tensor_map, group = layout[0], layout[1], layout[5]
-    axes = {axis for entry in tensor_map for axis in (entry if isinstance(entry, (list, tuple)) else [entry])}
-    axes = {len(matrix) - 1 - axis for axis in axes if axis >= 0}
-    devices = math.prod(matrix)
-
-    def place(device):
-        """Of one device its coordinates along the axes that do not cut the parameter."""
-        found = []
-        for axis in reversed(range(len(matrix))):
-            device, at = divmod(device, matrix[axis])
-            if axis not in axes:
-                found.append(at)
-        return found
-
-    members = groups.get(group, [rank]) if list(shape) != list(layout[2]) else [rank]
-    over = set()
-    for member in members:
-        start = member // devices * devices
-        over |= {start + device for device in range(devices) if place(device) == place(member - start)}
-    return sorted(over)
-
-
-def slice_begin(rank, layout, shape, groups):
-    """Where in the whole parameter a rank's slice begins, for each dimension; arguments as of `sliced_over`."""
-    matrix, tensor_map, group = layout[0], layout[1], layout[5]
-    device, places = rank % math.prod(matrix), []  # places: the device's coordinates, the last axis first
-    for length in reversed(matrix):
-        device, at = divmod(device, length)
-        places.append(at)
-    begin = []
-    for entry, size in zip(tensor_map, layout[2]):
-        number = 0  # of this slice along this dimension; several axes may cut it, the outer one is named first
-        for axis in entry if isinstance(entry, (list, tuple)) else [entry]:
-            if axis >= 0:
-                number = number * matrix[len(matrix) - 1 - axis] + places[axis]
-        begin.append(number * size)
-    if list(shape) != list(layout[2]) and rank in groups.get(group, ()):  # the optimizer cuts the first dimension
-        begin[0] += sorted(groups[group]).index(rank) * shape[0]
-    return begin
 
 
 def faults(ranks):

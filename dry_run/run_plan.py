@@ -12,6 +12,7 @@ from mindspore.ops.primitive import _run_op
 
 import meeting
 from collectives import AT_END
+from layouts import slice_begin
 from plan import MONAD, PlanError, where
 
 try:
@@ -111,7 +112,7 @@ class Computation:
         """What other ranks should hold just as this one does.
 
         Returns:
-            {(parameter's name, stage, layout, number of the slice): Parameter} of what the step trains. A parameter
+            {(parameter's name, stage, layout, begin of the slice): Parameter} of what the step trains. A parameter
             that the optimizer's shards cut, or whose layout is interleaved, is left out. With the layout, two networks
             of one script, cut in two ways, are not taken for each other.
         """
@@ -123,15 +124,9 @@ class Computation:
                 continue
             if not layout:
                 continue
-            devices, tensor_map = layout[0], layout[1]
-            here = math.prod(devices)
-            stage, place = divmod(self.links.rank, here)
-            at = []  # this rank's coordinates along the devices, last one first
-            for count in reversed(devices):
-                place, coordinate = divmod(place, count)
-                at.append(coordinate)
-            layout = tuple(devices), tuple(tensor_map)
-            found[name, stage, layout, tuple(at[dim] if dim >= 0 else 0 for dim in tensor_map)] = parameter
+            stage, way = self.links.rank // math.prod(layout[0]), (tuple(layout[0]), tuple(layout[1]))
+            begin = slice_begin(self.links.rank, layout, layout[2], {})
+            found[name, stage, way, tuple(begin)] = parameter
         return found
 
     def instruction(self, node, index):

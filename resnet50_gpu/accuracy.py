@@ -4,7 +4,7 @@ Copy of resnet50_ascend/accuracy.py; tools/copies.py --fix refreshes it.
 
 import mindspore as ms
 import mindspore.dataset as ds
-from mindspore import ops
+from mindspore import nn, ops
 from mindspore.train import Model
 
 from cifar10_files import check_cifar10_folder
@@ -24,15 +24,16 @@ def print_accuracy(net, args, transforms, rank, rank_size):
         if rank == 0 and args.test_images != 0:
             print("no accuracy: the data have no test_batch.bin", flush=True)
         return
+    # distributed: batch norm has seen this rank's images only: take the mean over the ranks
+    for cell in (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.BatchNorm2d)):
+        if rank_size > 1 and cell.moving_mean.shape == (cell.num_features,):  # else cut by channels
+            for parameter in cell.moving_mean, cell.moving_variance:
+                ops.assign(parameter, ops.AllReduce()(parameter) / rank_size)
     share, shares = rank, rank_size  # distributed: each rank tests a share of the images
     # distributed: but automatic parallel cuts every batch by itself, so all bring the same one
     if ms.get_auto_parallel_context("parallel_mode") == "auto_parallel":
         ms.set_auto_parallel_context(dataset_strategy="full_batch")
-        share, shares = 0, 1
-    # distributed: batch norm has seen this rank's images only: take the mean over the ranks
-    elif rank_size > 1:
-        for parameter in net.untrainable_params():
-            ops.assign(parameter, ops.AllReduce()(parameter) / rank_size)
+        share, shares, batch_size = 0, 1, batch_size * rank_size  # as in training: cut alike
 
     # Filled up with image 0, not counted, to full batches: all ranks take as many steps.
     mine = list(range(share, images, shares))
@@ -42,8 +43,7 @@ def print_accuracy(net, args, transforms, rank, rank_size):
     dataset = dataset.map(transforms, "image").batch(batch_size)
     model, right = Model(net), []
     for image, label in dataset.create_tuple_iterator(num_epochs=1, output_numpy=True):
-        logits = model.predict(ms.Tensor(image)).asnumpy()
-        right.extend(logits.argmax(axis=1) == label)
+        right.extend(model.predict(ms.Tensor(image)).asnumpy().argmax(axis=1) == label)
     count = int(sum(right[:len(mine)]))
     # distributed: add up the counts of all ranks; one of them says it
     if shares > 1:

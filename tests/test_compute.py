@@ -228,6 +228,8 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
 @pytest.mark.parametrize(("fault", "told"), [
     ("control_flow", r"faults\.py:\d+: control flow that is decided while the graph runs \(\w+\)"),
     ("no_kernel", r"the CPU cannot compute NPUAllocFloatStatus \(.+faults\.py:\d+"),
+    ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
+                  r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
     ("one_leaves", r"rank 0 has waited 5 s at AllReduce \(near .+faults\.py:\d+"),
 ])
 def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
