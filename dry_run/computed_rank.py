@@ -113,6 +113,12 @@ class Computer:
 
     def finish(self):
         """The end of all ranks: compare what they hold in common, then end MPI. Returns the exit code."""
+        size = int(os.getenv("OMPI_COMM_WORLD_SIZE", "1"))
+        if size > 1 and not management.GlobalComm.INITED:
+            show(PlanError(f"the script never called mindspore.communication.init(), so each of the {size} processes "
+                           "ran alone; call it before the network is built", by_all=True),
+                 int(os.environ["OMPI_COMM_WORLD_RANK"]))
+            return 1
         if self.links is None and not self.joined:  # the script has seen to it that its ranks end together
             return 0
         try:

@@ -43,6 +43,7 @@ def test_run_sh_trains_what_one_process_trains(alone, tmp_path):
     assert result.ranks() == {0: 2, 1: 2}
     assert re.search(r"^\[rank 0\] epoch: 1 step: 10, loss is 0\.16744$", result.output, re.MULTILINE), "5 digits"
     assert "rank 1: loss 0.21425 -> " in result.output
+    assert "warning" not in result.output
     check_same_training(alone, tmp_path, logs_of_launcher(tmp_path))
 
 
@@ -59,6 +60,19 @@ def test_lines_that_are_missing(change, alone, tmp_path):
     jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
     with pytest.raises(AssertionError, match="other parameters than one process"):
         check_same_training(alone, tmp_path, logs_of_launcher(tmp_path))
+
+
+def test_ranks_that_train_alone_are_told(tmp_path):
+    lesson = jobs.planted("own_model", tmp_path, "run.sh", ("/train_distributed.py", "/train_alone.py"))
+    with_run_sh = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
+    computed = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "-n", 2, lesson / "train_alone.py", "--epochs",
+                        1, cwd=tmp_path)
+    assert computed.code == 1
+    assert "run.sh: warning: train_alone.py has no init(): " in with_run_sh.output
+    assert computed.output.count("compute.py: the script never called mindspore.communication.init()") == 1
+    for result in with_run_sh, computed:
+        assert "each of the 2 " in result.output
+        assert not result.left_over
 
 
 def test_the_dry_run_compiles_it(tmp_path):

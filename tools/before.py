@@ -69,6 +69,14 @@ def look(args, say):
         look_at_memory(args, ranks)
     look_at_shm(args, ranks, warn)
     look_at_disks(args, warn)
+    look_at_script(args, warn)
+
+
+def look_at_script(args, warn):
+    text = Path(args.script).read_text(errors="replace")
+    if args.n > 1 and "mindspore" in text and not re.search(r"\b(init|ranks)\b", text):
+        warn(f"{Path(args.script).name} has no init(): unless a module that it imports calls "
+             f"mindspore.communication.init(), each of the {args.n} ranks trains alone")
 
 
 def look_at_limits(args, ranks):
