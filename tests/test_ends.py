@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import signal
 import time
 from pathlib import Path
@@ -106,6 +107,28 @@ def test_a_launcher_that_reads_nothing_for_a_while_loses_no_rank(tmp_path):
         result = jobs.succeeded(job.finish(60))
     assert "[rank 0] 39999 x" in result.output
     assert not result.left_over
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 143), (("--time-limit", "5s"), 124)])
+def test_a_job_ends_though_nobody_reads_its_lines(options, code, tmp_path):
+    """As where a terminal stands still after Ctrl-S: the launcher waits, but not when TERM comes or time is over."""
+    (tmp_path / "train.py").write_text("while True: print('x' * 1000)")
+    os.mkfifo(tmp_path / "lines")
+    held = os.open(tmp_path / "lines", os.O_RDWR)
+    with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2, *options, "train.py",
+                  cwd=tmp_path, env=CPU) as job:
+        deadline = time.monotonic() + 30 * jobs.PATIENCE
+        while select.select([], [held], [], 0)[1] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1)
+        if not options:
+            os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish(60)
+    assert result.code == code
+    assert result.seconds < 25 * jobs.PATIENCE
+    assert not result.left_over
+    assert os.read(held, 1000).startswith(b"[rank ")
+    os.close(held)
 
 
 def test_a_second_join_is_told(tmp_path):

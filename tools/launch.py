@@ -36,6 +36,7 @@ import stacks
 import started_by
 from saving import Saving
 from servers import Servers
+from speech import Speech
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
@@ -43,6 +44,8 @@ SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_R
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
 MOVING = progress.Progress()
+SPEECH = Speech(MOVING)
+say = SPEECH.say
 
 
 def listens(address):
@@ -60,13 +63,6 @@ def free_port():
         if not listens(("127.0.0.1", port)) and linux.take(f"ranks {port}"):
             return port
     raise OSError("no port from 20000 to 29999 is free")
-
-
-def say(line, to=None):
-    """Print a line; when nobody reads any more, the job goes on in silence."""
-    MOVING.clear()
-    with contextlib.suppress(OSError):
-        print(line, file=to or sys.stdout, flush=True)
 
 
 # ------------------------------------------------------------------------------------------ before the start
@@ -202,11 +198,13 @@ class Job:
         self.servers = servers
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
         args.jobs.append(self)
+        SPEECH.args = args
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
         self.ended = None  # when all ranks had ended well
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
         self.stopped, (self.wake, self.written) = False, socket.socketpair()
         self.written.setblocking(False)
+        SPEECH.wake = self.wake
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:

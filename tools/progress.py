@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import speech
+
 NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan\b|inf\b))"  # also where a full stop follows
 LINE = re.compile(rf"(?:epoch: (\d{{1,18}})(,?) )?step: (\d{{1,18}}), loss is {NUMBER}")
 
@@ -120,7 +122,8 @@ class Progress:
 
     def write(self, text):
         try:
-            self.out.write(text)
-            self.out.flush()
+            if speech.takes_more(self.out, 0):  # not after Ctrl-S
+                self.out.write(text)
+                self.out.flush()
         except (OSError, ValueError):  # the terminal is gone; the job goes on
             self.active, self.drawn = False, ""

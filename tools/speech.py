@@ -1,0 +1,46 @@
+"""What a launcher prints. It waits for a reader that pauses (Ctrl-S, `| less`), but not once the job is to be ended."""
+
+import contextlib
+import os
+import select
+import sys
+import time
+
+
+def takes_more(file, seconds, *wake):
+    """Does a file take more, at once or within so many seconds (None: for ever)? wake: what ends the waiting."""
+    files = select.poll()
+    files.register(file, select.POLLOUT)
+    for other in wake:
+        files.register(other, select.POLLIN)
+    found = files.poll(None if seconds is None else 1000 * seconds)
+    return file.fileno() in [number for number, _ in found]
+
+
+class Speech:
+    """Lines for the user; wake and args are those of the job that runs: a signal comes there, and the --time-limit."""
+
+    def __init__(self, moving):
+        self.moving, self.wake, self.args = moving, None, None
+        self.hurry = None  # a signal has come, or the time is over: so long a line may wait now, in seconds
+
+    def say(self, line, to=None):
+        """Print a line; when nobody reads any more, the job goes on in silence."""
+        to = to or sys.stdout
+        for file in getattr(to, "files", [to]):
+            rest = f"{line}\n".encode(file.encoding, file.errors)
+            with contextlib.suppress(OSError, ValueError):
+                while rest and self.room(file):
+                    self.moving.clear()
+                    rest = rest[os.write(file.fileno(), rest[:select.PIPE_BUF]):]
+
+    def room(self, file):
+        if self.hurry is None and self.wake:
+            left = self.args.deadline - time.monotonic()
+            if takes_more(file, max(0, left) if left < 1e6 else None, self.wake):
+                return True
+            self.hurry = 0.2
+        if takes_more(file, self.hurry):
+            return True
+        self.hurry = 0
+        return False
