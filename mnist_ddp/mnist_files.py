@@ -28,7 +28,7 @@ def mnist_folder(text):
         raise ArgumentTypeError(
             f"the data folder {folder} {'is a file' if folder.exists() else 'does not exist'} "
             f"(looked from {Path.cwd()}); give an absolute path" +
-            make * maker.is_file())  # it is not, where the lesson was copied out alone
+            make * (maker.is_file() and not folder.exists()))  # no maker: copied out alone
     if not any(folder.glob("*train*-ubyte")) and any(folder.glob("train/train*-ubyte")):
         folder = folder / "train"
         if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":

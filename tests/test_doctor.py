@@ -153,6 +153,7 @@ def test_faults_of_cards_leave_the_rehearsal(bare_python, tmp_path):
     (["--rank-table", "nowhere"], "can't open 'nowhere'"),
     (["--port", "70000"], "'70000' is no port; write a number from 1 to 65535"),
     (["cure"], "unrecognized arguments: cure"),
+    (["explain", "/dev/zero"], "doctor.py: cannot read /dev/zero: it has 256 MB or more; its end will do: tail -c "),
     (["explain"], "doctor.py: name a log: python3 tools/doctor.py explain log_output"),
     (["explain", "nowhere.log"], "cannot read nowhere.log: No such file or directory; give the path of a log"),
 ])

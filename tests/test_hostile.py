@@ -239,6 +239,9 @@ def test_what_a_shell_does_not_allow(tmp_path):
         assert result.output.startswith(f"ranks.py: {sentence}")
         assert len(result.output.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "rank.py", "work"]
+    limited = jobs.run("bash", "-c", go, "bash", "ulimit -t 600", jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py",
+                       cwd=tmp_path)
+    assert "ranks.py: warning: a process may compute for 600 s here (ulimit -t)" in jobs.succeeded(limited).output
 
 
 @pytest.mark.parametrize("files", [

@@ -168,6 +168,14 @@ def test_download_without_network_says_so(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_last_line_that_nobody_can_read_is_no_error(tmp_path):
+    data_set = ("fruits", "--classes", 1, "--train-images", 1, "--test-images", 1, "set")
+    for _ in "made", "there already":
+        result = jobs.run("bash", "-c", '"$@" > /dev/full', "bash", jobs.PYTHON, TOOL, *data_set, cwd=tmp_path)
+        assert not jobs.succeeded(result).output
+    assert (tmp_path / "set/Training").is_dir()
+
+
 @pytest.mark.parametrize("arguments", [("imagenet", "x"), ("mnist",), ("fruits", "x", "--classes", "0"),
                                        ("mnist", "x", "--seed=-1")])
 def test_bad_arguments(arguments, tmp_path):

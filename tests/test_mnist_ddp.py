@@ -190,7 +190,8 @@ def damaged(mnist, folder, name, content):
 @pytest.mark.parametrize(("arguments", "sentence"), [
     ([], "no data set: give its folder or set DATA_PATH"),
     (["nowhere", "2"], "the data folder nowhere does not exist (looked from "),
-    (["{mnist}/t10k-labels-idx1-ubyte", "2"], "t10k-labels-idx1-ubyte is a file (looked from "),
+    (["{mnist}/t10k-labels-idx1-ubyte", "2"],
+     "t10k-labels-idx1-ubyte is a file (looked from HERE); give an absolute path\n"),
     (["{mnist}", "0"], "the number of ranks must be a whole number from 1, not '0'"),
     (["{mnist}", "two"], "not 'two'"),
     (["{mnist}", "{many}"], "MB of memory"),
@@ -210,7 +211,7 @@ def test_bad_input_is_one_sentence_before_any_process(launcher, arguments, sente
     arguments = [text.format(mnist=mnist, tmp=tmp_path, many=megabytes // 500 + 1) for text in arguments]
     result = jobs.run("bash", LESSON / launcher, *arguments, cwd=tmp_path)
     assert result.code == 2, result.output
-    assert sentence.replace("LAUNCHER", launcher) in result.output
+    assert sentence.replace("LAUNCHER", launcher).replace("HERE", str(tmp_path)) in result.output
     assert "Traceback" not in result.output
     assert not list(tmp_path.iterdir()), "nothing is written before the checks are through"
 

@@ -31,6 +31,11 @@ def test_a_launchers_logs_are_found_in_the_order_of_the_ranks(names, tmp_path):
     ranks, accuracies = plot_loss.read_run(tmp_path)
     assert [points for points in ranks.values()] == [[(1, 1, number + 0.5)] for number in range(len(names))]
     assert accuracies == [(1, 0.25)]
+    first = names[0].split("/")[0]
+    itself = tmp_path / f"{first}.20250101-000000"  # where a later run has moved it
+    (tmp_path / first).rename(itself)
+    there = [name for name in names if name.startswith(f"{first}/")]
+    assert [len(points) for points in plot_loss.read_run(itself)[0].values()] == [1] * len(there)
 
 
 def test_what_is_read_from_lines(tmp_path):

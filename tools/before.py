@@ -61,7 +61,7 @@ def look(args, say):
         say(f"{args.name}: warning: {sentence}", sys.stderr)
 
     ranks = len(args.local)
-    look_at_limits(args, ranks)
+    look_at_limits(args, ranks, warn)
     look_at_loopback()
     if args.target == "GPU":
         look_at_gpus(ranks, warn)
@@ -79,12 +79,15 @@ def look_at_script(args, warn):
              f"mindspore.communication.init(), each of the {args.n} ranks trains alone")
 
 
-def look_at_limits(args, ranks):
+def look_at_limits(args, ranks, warn):
     """What ulimit allows; the limit of open files is raised where that can be done. And TMPDIR, where mpirun writes."""
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if 0 <= size < FILE_SIZE * MB:
         raise ValueError(f"files may have {size // 1024} KB at most here (ulimit -f), and logs and checkpoints need "
                          "more; start in a shell where ulimit -f says unlimited")
+    seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    if seconds >= 0:
+        warn(f"a process may compute for {seconds} s here (ulimit -t); Linux kills a rank that takes more")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES + FILES_OF_A_RANK * ranks
     if 0 <= most < need:  # mpirun would hang

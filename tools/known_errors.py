@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "known_errors.txt"
-TAIL_LINES, TAIL_BYTES = 200, 1 << 20
+TAIL_LINES, TAIL_BYTES, MOST_BYTES = 200, 1 << 20, 256 << 20
 # How much memory was asked for when there was none: as MindSpore on CPU, Ascend and GPU, NumPy and CUDA say it.
 ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[|Alloc device memory ?\[|for size: |"
                    r"Unable to allocate |tried to allocate |bytesize=)(\d+(?:\.\d+)?) ?([KMGTPE]i?B|B)?", re.I)
@@ -145,10 +145,15 @@ def explain(names):
         return 2
     for name in names:
         try:
-            text = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8", "replace")
+            with open(0 if name == "-" else name, "rb") as file:
+                data = file.read(MOST_BYTES)
+            if len(data) == MOST_BYTES:
+                raise OSError(0, f"it has {MOST_BYTES >> 20} MB or more; its end will do: tail -c 1000000 {name} | "
+                              "python3 tools/doctor.py explain -")
+            text = data.decode("utf-8", "replace")
         except OSError as error:
-            print(f"doctor.py: cannot read {name}: {error.strerror}; give the path of a log, or - for stdin",
-                  file=sys.stderr)
+            way = "" if error.errno == 0 else "; give the path of a log, or - for stdin"
+            print(f"doctor.py: cannot read {name}: {error.strerror}{way}", file=sys.stderr)
             return 2
         lines = text.splitlines()
         found = find(lines, entries)

@@ -30,6 +30,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from speech import say_in_the_end
+
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_MD5 = {  # of the .gz files, as published with torchvision's and TensorFlow's loaders
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
@@ -257,7 +259,7 @@ def main():
         if folder.exists() and not folder.is_dir():
             raise DatasetError(f"{folder} is a file; name a folder")
         if not args.force and not seed_is_given and args.holds(folder, args):
-            print(f"{args.name}: {wanted} is there already")
+            say_in_the_end(f"{args.name}: {wanted} is there already")
             return
         in_use = wanted if args.folder.name == "cifar-10-batches-bin" else folder
         if in_use.exists() and any(in_use.iterdir()) and not args.force:
@@ -278,7 +280,7 @@ def main():
     except KeyboardInterrupt:
         print("\nmake_datasets.py: interrupted, nothing was written", file=sys.stderr)
         sys.exit(130)
-    print(f"{args.name}: {wanted}")
+    say_in_the_end(f"{args.name}: {wanted}")
 
 
 if __name__ == "__main__":

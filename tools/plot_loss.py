@@ -5,7 +5,8 @@
     python tools/plot_loss.py device/train.log --smooth 20  a log; mean over 20 printed losses
 
 A folder's logs are those of its ranks: log_output/1/rank.N/stdout (mpirun), log_msrun/worker_N.log (msrun),
-deviceN/train.logN, device_N/trainN.log; where there are none, train.log, which holds all ranks. One colour a run.
+deviceN/train.logN, device_N/trainN.log; where there are none, train.log, which holds all ranks. The folder log_output
+itself will do, too, also under the name to which a later run has moved it. One colour a run.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 import matplotlib
 
 from progress import NUMBER
+from speech import say_in_the_end
 
 matplotlib.use("Agg")  # a file, no window
 from matplotlib import font_manager, pyplot  # noqa: E402  # after the choice above
@@ -29,7 +31,8 @@ INSTALLED = {font.name for font in font_manager.fontManager.ttflist}
 matplotlib.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in INSTALLED)]
 
 RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "device[0-9]*/train.log[0-9]*",
-             "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log")
+             "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log",
+             "1/rank.*/stdout", "worker_*.log", "train.log[0-9]*", "train[0-9]*.log")  # a folder of logs itself
 JOINT_LOGS = ("train.log", "device/train.log")
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
 RANK = r"(?:\[(?:rank |\d+,)(\d{1,9})\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
@@ -54,7 +57,8 @@ def find_logs(path):
     for name in JOINT_LOGS:
         if (path / name).is_file():
             return [path / name]
-    raise PlotError(f"{path} holds no logs of a run; give the folder in which the launcher was started, or a log file")
+    raise PlotError(f"{path} holds no logs of a run; give the folder in which the launcher was started, its "
+                    "log_output, log_msrun or deviceN, or a log file")
 
 
 def read_log(file):
@@ -182,9 +186,9 @@ def main():
     except PlotError as error:
         print(f"plot_loss.py: {error}", file=sys.stderr)
         sys.exit(2)
-    for label, (ranks, accuracies) in runs.items():
-        print(f"{label}: {len(ranks)} lines of {sum(map(len, ranks.values()))} losses, {len(accuracies)} accuracies")
-    print(args.output)
+    drawn = [f"{label}: {len(ranks)} lines of {sum(map(len, ranks.values()))} losses, {len(accuracies)} accuracies"
+             for label, (ranks, accuracies) in runs.items()]
+    say_in_the_end("\n".join([*drawn, str(args.output)]))
 
 
 if __name__ == "__main__":

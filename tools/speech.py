@@ -17,6 +17,14 @@ def takes_more(file, seconds, *wake):
     return file.fileno() in [number for number, _ in found]
 
 
+def say_in_the_end(line):
+    """Print the last line of a program that has done its work, also if nobody can read that."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own end fails, too
+
+
 class Speech:
     """Lines for the user; wake and args are those of the job that runs: a signal comes there, and the --time-limit."""
 
