@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
+import zlib
 
 import mindspore as ms
 import numpy as np
@@ -30,7 +32,19 @@ def to_tensor(array, dtype):
     return Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))  # else () would become (1,)
 
 
-AT_END = "its end, for the other ranks to come to theirs"
+AT_START = "the start of a graph"
+AT_END = "its end"
+
+
+def user_line():
+    """The innermost line of the user's files that is being run, "file:line", or ""."""
+    frame, here = sys._getframe(), os.path.dirname(__file__)
+    while frame:
+        file = frame.f_code.co_filename
+        if not (file.startswith((here, "<", os.path.dirname(os.__file__))) or "-packages/" in file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 class Collectives:
@@ -49,12 +63,23 @@ class Collectives:
         self.sends = []
         self.doing = ""
 
-    def share(self, what, doing="the start of a graph, for the other ranks to come to theirs"):
+    def agree(self, doing, size=0):
+        """All ranks come here, and must do the same; returns each one's size."""
+        self.doing = f"{doing}, for the other ranks to come there"
+        table = np.empty((self.rank_size, 2), np.int64)
+        self.wait(self.world.Iallgather(np.array([size, zlib.crc32(doing.encode())], np.int64), table))
+        if len(set(table[:, 1])) > 1:
+            lines, line = np.empty(self.rank_size, "S400"), user_line()
+            self.wait(self.world.Iallgather(as_bytes(np.array([
+                f"rank {self.rank} is at {doing}{line and f' ({line})'}".encode()], "S400")), as_bytes(lines)))
+            raise PlanError("the ranks are out of step: " + "; ".join(
+                line.decode(errors="replace") for line in lines), by_all=True)
+        return table[:, 0]
+
+    def share(self, what, doing=AT_START):
         """Every rank's `what`, a list in the order of the ranks; `doing` is told if the others do not come."""
         mine = np.frombuffer(pickle.dumps((self.rank, what)), np.uint8)
-        sizes = np.empty(self.rank_size, np.int64)
-        self.doing = doing
-        self.wait(self.world.Iallgather(np.array([mine.size], np.int64), sizes))
+        sizes = self.agree(doing, mine.size)
         everything = np.empty(sizes.sum(), np.uint8)
         self.wait(self.world.Iallgatherv(mine, [everything, sizes]))
         ends = np.cumsum(sizes)

@@ -31,6 +31,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ from neighbour import of_tools  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 READY = "ASCEND_PLAN"  # "computed" in the environment of a rank
+MEMORY = 400  # MB that a rank of a small network takes
+STARTER = "COMPUTE_STARTER"  # there, the process id of the mpirun that start_ranks() became
 
 
 def environment():
@@ -110,6 +113,10 @@ def arguments():
         parser.error("this folder has been removed; change to another one")
     if options.n is not None and options.n < 1:
         parser.error(f"-n {options.n}: a job has at least 1 rank")
+    free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[1]) // 1024
+    if (options.n or 0) * MEMORY > free:
+        parser.error(f"-n {options.n}: so many ranks need about {options.n * MEMORY} MB of memory ({MEMORY} MB each), "
+                     f"{free} MB are free; start fewer")
     if not options.check and (options.script is None or not Path(options.script).is_file()):
         parser.error(f"{options.script or 'SCRIPT'}: no such script")
     if options.n is not None and ":" in options.args:
@@ -124,18 +131,27 @@ def arguments():
     return parser, options
 
 
+def end_with_starter():
+    """End this process by kill -9 with the one that has started it, from the first moment."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.environ.get(STARTER, str(os.getppid())) != str(os.getppid()):
+        os._exit(1)  # it has ended already
+
+
 def start_ranks(options, variables):
     """Become mpirun, so that its exit code and the signals it gets are this program's."""
     command = [mpirun(), "--oversubscribe", "--bind-to", "none", "-n", str(options.n)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")
     command += [sys.executable, str(HERE / "compute.py"), "--rank", options.script, *options.args]
-    os.execve(command[0], command, variables)
+    os.execve(command[0], command, {**variables, STARTER: str(os.getpid())})
 
 
 def main():
     """Returns the exit code."""
     parser, options = arguments()
+    if options.rank:
+        end_with_starter()
     if options.rank and os.environ.get(READY) == "computed":
         load_mindspore()
         import computed_rank

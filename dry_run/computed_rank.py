@@ -30,10 +30,10 @@ import plan
 import run_plan
 from collectives import Collectives
 from layouts import Slices, parameters_of
+from modes import nothing_compiled, optimizer_alone, planned_mode
 from neighbour import of_tools
 from plan import PlanError
 
-PLANNED = ("semi_auto_parallel", "auto_parallel")  # the modes that MindSpore has no plan for on CPU
 GROUP = "hccl_world_group"
 
 
@@ -83,8 +83,9 @@ class Computer:
     def plan_graph(self, executor, compile_graph, obj, phase, arguments):
         """Plan one graph and prepare its computation; returns what MindSpore's compile returns."""
         self.connect()
-        mode = ms.get_auto_parallel_context("parallel_mode")
-        self.say(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here")
+        if wrong := optimizer_alone(obj):
+            raise PlanError(wrong, by_all=True)
+        self.say(f"MindSpore has no {planned_mode()} on CPU: its Ascend plan is computed here")
         # In mpirun's folder, which goes with it even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="ascend_plan_", dir=os.getenv("PMIX_SERVER_TMPDIR")) as folder:
             with self.as_on_ascend(folder):
@@ -93,8 +94,7 @@ class Computer:
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
             text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
-            wrong = self.slices.wrong(parameters_of(obj), layouts, self.links.rank)
-            if wrong:
+            if wrong := self.slices.wrong(parameters_of(obj), layouts, self.links.rank):
                 raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)
         keep = os.environ.get("COMPUTE_KEEP")
@@ -104,7 +104,8 @@ class Computer:
         gc.collect()
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what planning took, hundreds of MB for ResNet-50
-        computation = run_plan.Computation(found, self.links, self.parameters(obj, found))
+        computation = run_plan.Computation(found, self.links, self.parameters(obj, found),
+                                           len(self.computations) + 1)
         self.computations[phase] = computation
         self.replicas.update(computation.replicas())
         for note in computation.notes():
@@ -113,11 +114,14 @@ class Computer:
 
     def finish(self):
         """The end of all ranks: compare what they hold in common, then end MPI. Returns the exit code."""
-        size = int(os.getenv("OMPI_COMM_WORLD_SIZE", "1"))
+        size, wrong = int(os.getenv("OMPI_COMM_WORLD_SIZE", "1")), ""
         if size > 1 and not management.GlobalComm.INITED:
-            show(PlanError(f"the script never called mindspore.communication.init(), so each of the {size} processes "
-                           "ran alone; call it before the network is built", by_all=True),
-                 int(os.environ["OMPI_COMM_WORLD_RANK"]))
+            wrong = (f"the script never called mindspore.communication.init(), so each of the {size} processes ran "
+                     "alone; call it before the network is built")
+        elif size > 1 and not self.computations:
+            wrong = nothing_compiled()
+        if wrong:
+            show(PlanError(wrong, by_all=True), int(os.environ["OMPI_COMM_WORLD_RANK"]))
             return 1
         if self.links is None and not self.joined:  # the script has seen to it that its ranks end together
             return 0
@@ -152,7 +156,7 @@ class Computer:
         compile_graph, run_graph = executor.compile, executor.__call__
 
         def compile_or_plan(this, obj, args, kwargs, phase, *rest):
-            if ms.get_auto_parallel_context("parallel_mode") not in PLANNED:
+            if not planned_mode():
                 return compile_graph(this, obj, args, kwargs, phase, *rest)
             return self.plan_graph(this, compile_graph, obj, phase, (args, kwargs, phase, *rest))
 
@@ -200,7 +204,7 @@ def be_a_cpu(computer):
     @functools.wraps(train)
     def train_without_sink(model, *args, **kwargs):
         bound = inspect.signature(train).bind(model, *args, **kwargs)
-        if bound.arguments.get("dataset_sink_mode") and ms.get_auto_parallel_context("parallel_mode") in PLANNED:
+        if bound.arguments.get("dataset_sink_mode") and planned_mode():
             computer.say("computed on CPU: dataset_sink_mode=True, without sink")
             bound.arguments.update(dataset_sink_mode=False)
         return train(*bound.args, **bound.kwargs)
@@ -295,7 +299,6 @@ def show(error, rank):
 def main(script, args):
     """Run the script as `python SCRIPT args ...` would, and end this process."""
     computer = Computer()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: mpirun, or who else has started this process
     finish_writing = of_tools("ending.py", "finish_writing")
     be_a_cpu(computer)
     join_cluster(computer)
@@ -305,7 +308,7 @@ def main(script, args):
             computer.watch(getattr(_c_expression, name))
     computer.watch_functions(_c_expression.PyNativeExecutor_)
     for name in ("compute", "computed_rank", "plan", "run_plan", "collectives", "meeting", "graph_ir", "layouts",
-                 "stand_ins"):
+                 "modes", "stand_ins"):
         sys.modules.pop(name, None)  # the script may have modules of these names
     sys.argv = [script, *args]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

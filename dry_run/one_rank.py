@@ -24,11 +24,11 @@ from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
-from mindspore.experimental.optim import Optimizer as NewOptimizer
-from mindspore.nn import Optimizer
+from modes import OPTIMIZERS, optimizer_alone
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
-         "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "error": None}
+         "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "network": False,
+         "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
 slices = Slices()
 REALLY_EXIT = os._exit
@@ -38,13 +38,12 @@ FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that 
 
 def finish():
     """Write the facts and end at once: MindSpore's own end would wait for devices."""
-    kinds = (Optimizer, NewOptimizer)
     if job.failed and not facts["error"]:
         facts["error"] = describe(job.failed)
     facts["graphs"] = facts["graphs"] or facts["evaluated"]
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
-    trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), kinds)
+    trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), OPTIMIZERS)
                for parameter in cell.parameters]
     facts["trained"] = sorted({parameter.name for parameter in trained})
     facts["layerwise"] = sorted({parameter.name for parameter in trained if parameter.layerwise_parallel})
@@ -89,6 +88,9 @@ def watch(executor):
     compile_graph = executor.compile
 
     def compile_and_note(self, obj, args, kwargs, phase, *rest):
+        if wrong := optimizer_alone(obj):
+            job.failed = RuntimeError(wrong)
+            raise job.failed
         before = set(job.graphs.rglob("*_validate_*.ir"))
         os.environ.update(FRONT_END if job.front_end else {})
         try:
@@ -103,13 +105,13 @@ def watch(executor):
                 del os.environ[name]
         for path in sorted(set(job.graphs.rglob("*_validate_*.ir")) - before):
             facts["evaluated" if job.evaluating else "graphs"].append(str(path))
+            facts["network"] = facts["network"] or not issubclass(type(obj), OPTIMIZERS)
             outputs[phase] = graph_ir.parse(path.read_text(encoding="utf-8", errors="replace")).output
         if hasattr(self, "get_parameter_layout"):
             layouts = self.get_parameter_layout(phase)
             facts["layouts"].update(layouts)
             rank = ms.communication.get_rank() if GlobalComm.INITED else 0
-            wrong = slices.wrong(parameters_of(obj), layouts, rank)
-            if wrong:
+            if wrong := slices.wrong(parameters_of(obj), layouts, rank):
                 job.failed = RuntimeError(wrong)
                 raise job.failed
         return done
@@ -232,7 +234,7 @@ def run(file, graphs, options):
     script = options["script"]
     sys.argv = [script, *options["args"]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    for name in ("graph_ir", "layouts", "one_rank"):
+    for name in ("graph_ir", "layouts", "modes", "one_rank"):
         del sys.modules[name]  # the script may have modules of these names
     os._exit = end_script
     try:

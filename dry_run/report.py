@@ -81,9 +81,9 @@ def missing_steps(facts, rank_size):
     if rank_size > 1 and not facts["initialised"]:
         text = ("the script never called mindspore.communication.init(), so each of the "
                 f"{rank_size} processes trains alone; call it before the network is built")
-    elif not facts["graphs"]:
-        text = ("the script ended and compiled no graph; a dry run sees graphs only: GRAPH_MODE, or "
-                "functions and cells under mindspore.jit")
+    elif not facts["network"]:
+        text = (f"the script compiled no graph{' but that of its optimizer' * bool(facts['graphs'])}; a dry run sees "
+                "graphs only: GRAPH_MODE, or functions and cells under mindspore.jit")
     return text and {"type": "", "message": text, "file": "", "line": 0, "code": ""}
 
 

@@ -49,13 +49,15 @@ class Computation:
         plan: plan.Plan of this rank.
         links: collectives.Collectives; the constructor is itself collective: all ranks must come here.
         parameters: {name: Parameter} of the script.
+        number: of the graph, from 1.
     """
 
-    def __init__(self, plan, links, parameters):
+    def __init__(self, plan, links, parameters, number):
         self.plan, self.links = plan, links
         self.parameters = {name: parameters.get(name) for name in plan.parameters.values()}
         self.slots, self.values = {}, []
         self.checked = False
+        self.number = number
         for name, value in plan.constants.items():
             self.slot(name, value)
         for name, parameter in plan.parameters.items():
@@ -95,6 +97,7 @@ class Computation:
         trouble = meeting.stuck(everyone)
         if trouble:
             raise PlanError(f"this plan would hang: {trouble}", by_all=True)
+        self.alone = not any(everyone)
         self.links.make_groups([call.group for calls in everyone for call in calls])
         self.links.number_pairs([
             (call.group, call.tag, rank, call.peer) for rank, calls in enumerate(everyone) for call in calls
@@ -216,6 +219,8 @@ class Computation:
         """One run: the graph's arguments in, its results out."""
         if len(arguments) != len(self.inputs):
             raise PlanError(f"the plan takes {len(self.inputs)} arguments and got {len(arguments)}")
+        if not self.alone:
+            self.links.agree(f"a run of graph {self.number}")
         values = list(self.values)
         for place, argument, promised in zip(self.inputs, arguments, self.plan.inputs.values()):
             values[place] = argument

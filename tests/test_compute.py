@@ -5,11 +5,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import PATIENCE, PYTHON, REPO, Job, made_once, parameters, run, succeeded
+from jobs import PATIENCE, PYTHON, REPO, Job, command_of, made_once, marked, parameters, run, succeeded
 
 SCRIPTS = Path(__file__).resolve().parent / "compute_scripts"
 COMPUTE = REPO / "dry_run" / "compute.py"
@@ -230,18 +231,24 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
     ("no_kernel", r"the CPU cannot compute NPUAllocFloatStatus \(.+faults\.py:\d+"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
-    ("one_leaves", r"rank 0 has waited 5 s at AllReduce \(near .+faults\.py:\d+"),
+    ("one_leaves", r"out of step: rank 0 is at a run of graph 1 \(\S+faults\.py:\d+\); rank 1 is at its end$"),
+    ("one_sleeps", r"rank 0 has waited 5 s at a run of graph 1, for the other ranks to come there$"),
+    ("one_more_graph", r"rank 0 is at the start of a graph \(\S+faults\.py:\d+\); rank 1 is at its end$"),
+    ("crossed", r"rank 0 is at a run of graph 1 \(\S+faults\.py:(\d+)\); rank 1 is at a run of graph 2 \(\S+:\1\)$"),
+    ("pynative", "in semi_auto_parallel a network must be compiled, together with its optimizer, and nothing is: "),
+    ("pynative_trains", "and only the optimizer is: in PyNative mode, MindSpore's default, it runs operator by op"),
 ])
 def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
     done = compute(2, FAULTS, fault, cwd=tmp_path, COMPUTE_TIMEOUT="5")
     assert done.code == 1
-    assert re.search(told, done.output), done.output
+    assert re.search(told, done.output, re.MULTILINE), done.output
     assert "Traceback" not in done.output
     assert not done.left_over
 
 
 @pytest.mark.parametrize(("args", "told"), [
     (("-n", "0", SMALL), "a job has at least 1 rank"),
+    (("-n", "100000", SMALL), "-n 100000: so many ranks need about 40000000 MB of memory (400 MB each), "),
     (("-n", "2", "none.py"), "none.py: no such script"),
     (("-n", "2", SMALL, "--", ":"), "mpirun ends a command at an argument that is only ':'"),
     ((SMALL,), "one of the arguments -n --rank --check is required"),
@@ -295,10 +302,21 @@ def test_an_exit_code_is_not_lost_where_atexit_has_leave(end, code, tmp_path):
     assert done.seconds < 15 * PATIENCE, "one rank lost the other"
 
 
-def test_kill_9_of_what_starts_the_ranks_ends_them_also_before_there_is_a_plan(tmp_path):
-    (tmp_path / "train.py").write_text("import time\nprint('no plan yet', flush=True)\ntime.sleep(600)\n")
+def ranks_of(job):
+    return [pid for pid in marked(job.mark) if command_of(pid).startswith(sys.executable.encode())
+            and b"--rank" in command_of(pid)]  # no longer mpirun, which was to become one
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["during the import", "before there is a plan"])
+def test_kill_9_of_what_starts_the_ranks_ends_them(early, tmp_path):
+    says = "" if early else "print('no plan yet', flush=True)"  # a rank that prints sees that nobody reads it
+    (tmp_path / "train.py").write_text(f"import time\n{says}\ntime.sleep(600)\n")
     with Job(PYTHON, COMPUTE, "-n", 2, "train.py", cwd=tmp_path) as job:
-        job.wait_for("(?s)no plan yet.*no plan yet")
+        deadline = time.monotonic() + 60
+        while early and len(ranks_of(job)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not early:
+            job.wait_for("(?s)no plan yet.*no plan yet")
         os.kill(job.process.pid, signal.SIGKILL)
         assert not job.finish().left_over
 

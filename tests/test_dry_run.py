@@ -571,6 +571,38 @@ def test_errors_of_numbers_that_are_not_computed(dry_run, tmp_path):
     assert found["ranks"][0]["collectives"][0]["op"] == "AllReduce"
 
 
+PYNATIVE = """
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+ms.communication.init()
+ms.set_auto_parallel_context(parallel_mode=MODE)
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(ms.Tensor(np.ones((4, 4), np.float32)), name="weight")
+        self.matmul = ops.MatMul()
+    def construct(self, x):
+        return self.matmul(x, self.weight)
+net = Net()
+step = ms.value_and_grad(nn.WithLossCell(net, nn.MSELoss()), None, net.trainable_params())
+optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+for _ in range(3):
+    x = ms.Tensor(np.ones((4, 4), np.float32))
+    optimizer(step(x, x)[1])
+"""
+
+
+@pytest.mark.parametrize(("mode", "told"), [
+    ("data_parallel", "the script compiled no graph but that of its optimizer; a dry run sees graphs only"),
+    ("auto_parallel", "in auto_parallel a network must be compiled, together with its optimizer, and only the opt")])
+def test_an_optimizer_without_its_network_is_no_training(mode, told, dry_run, tmp_path):
+    (tmp_path / "train.py").write_text(PYNATIVE.replace("MODE", repr(mode)))
+    code, out, *_ = dry_run(2, "0", tmp_path / "train.py")
+    assert code == 1
+    assert told in out
+
+
 def test_over_which_ranks_a_parameter_is_sliced():
     # ranks 4 to 7 as a 2 x 2 matrix; dimension 0 is cut by its last axis, dimension 1 by none
     layout = [[2, 2], [0, -1], [4, 8], 0, True, "", [8, 8]]

@@ -1,12 +1,14 @@
 """What cannot be computed: python dry_run/compute.py -n 2 faults.py control_flow."""
 import sys
+import time
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import get_rank, init
 
-ms.set_context(mode=ms.GRAPH_MODE)
+fault = sys.argv[1]
+ms.set_context(mode=ms.PYNATIVE_MODE if fault.startswith("pynative") else ms.GRAPH_MODE)
 init()
 ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
 
@@ -29,13 +31,23 @@ class Net(nn.Cell):
         return self.matmul(x, self.weight)
 
 
-fault = sys.argv[1]
 net = Net(fault)
+x = Tensor(np.ones((8, 8)), ms.float32)
+if fault == "pynative_trains":
+    net = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
 for step in range(2):
     if fault == "one_leaves" and step == 1 and get_rank() == 1:
         break
+    if fault == "one_sleeps" and step == 1 and get_rank() == 1:
+        time.sleep(60)
     if fault == "cut_twice" and step == 1:
         held, net = net.weight, Net(fault)
         net.weight, net.matmul = held, ops.MatMul().shard(((2, 1), (1, 1)))
-    net(Tensor(np.ones((8, 8)), ms.float32))
+    net(x)
     print(f"rank {get_rank()} step {step} done", flush=True)
+if fault == "one_more_graph" and get_rank() == 0:
+    Net(fault)(x)
+if fault == "crossed":
+    other = Net(fault)
+    other(x)
+    (net if get_rank() == 0 else other)(x)

@@ -1,0 +1,28 @@
+"""MindSpore's parallel modes that cut a network, and what does not go with them."""
+import mindspore as ms
+from mindspore.experimental.optim import Optimizer as NewOptimizer
+from mindspore.nn import Optimizer
+
+PLANNED = ("semi_auto_parallel", "auto_parallel")
+OPTIMIZERS = (Optimizer, NewOptimizer)
+WANTED = ("in {} a network must be compiled, together with its optimizer, and {}: in PyNative mode, MindSpore's "
+          "default, it runs operator by operator, and nobody cuts it or reduces its gradients. Call "
+          "mindspore.set_context(mode=mindspore.GRAPH_MODE), and train by Model.train or nn.TrainOneStepCell")
+
+
+def planned_mode():
+    """The parallel mode, if it is one that cuts a network; else ""."""
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    return mode if mode in PLANNED else ""
+
+
+def optimizer_alone(obj):
+    """What is wrong where an optimizer is about to be compiled without its network in such a mode; else ""."""
+    alone = planned_mode() and issubclass(type(obj), OPTIMIZERS)
+    return WANTED.format(planned_mode(), "only the optimizer is") if alone else ""
+
+
+def nothing_compiled():
+    """What is wrong where a script has compiled nothing in such a mode; "" where that may be meant."""
+    pynative = planned_mode() and ms.get_context("mode") == ms.PYNATIVE_MODE
+    return WANTED.format(planned_mode(), "nothing is") if pynative else ""
