@@ -88,7 +88,7 @@ def write(folder, page=PAGE, twin=None):
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     (tmp_path / "tools").mkdir()
-    for name in ("plot_loss.py", "progress.py", "copies.py"):
+    for name in ("plot_loss.py", "progress.py", "speech.py", "copies.py"):
         (tmp_path / "tools" / name).write_bytes((jobs.REPO / "tools" / name).read_bytes())
     (tmp_path / "README.md").write_text("# The root\n")
     monkeypatch.setattr(readmes, "REPO", tmp_path)

@@ -114,6 +114,16 @@ def test_a_rank_that_waits_in_a_collective(case, place, tmp_path):
     assert re.search(told.format(line_of(place, script)), output), output
 
 
+def test_a_rank_that_has_ended_before_the_others(tmp_path):
+    """mpirun ends the others then, msrun does not."""
+    script = TRAINING.format(lesson=str(RANKS.parent)).replace("        continue", "        sys.exit()")
+    with start(tmp_path, script, 2, "--with", "msrun", "--", "left out", minutes=0.1) as job:
+        job.wait_for("ranks.py: rank 1 ended, with exit code 0; who waits for one that has ended waits for ever")
+        assert f"rank 0 waits in AllReduce:  train.py:{line_of('# the collective', script)}" in job.output()
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.finish().code == 143
+
+
 def test_a_rank_that_works_is_no_reason_to_end_the_job(tmp_path):
     script = SLEEPERS.replace("    load()", "    while True: pass")
     with start(tmp_path, script, 2, "--with", "table", "--on-stall", "end") as job:

@@ -41,6 +41,7 @@ from speech import Speech
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
+EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
 MOVING = progress.Progress()
@@ -210,6 +211,7 @@ class Job:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
+        self.patience, self.one_ended = self.stall, None
         self.asked = None  # when the ranks were asked where they stand
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
@@ -434,17 +436,25 @@ class Job:
     def stalled(self):
         """When no rank has written anything for STALL_MINUTES, ask where each stands and say so; does none get on?"""
         running, now = [rank for rank in self.ranks.values() if rank["code"] is None], time.monotonic()
+        ended = sorted(rank["rank"] for rank in self.ranks.values() if rank["code"] == 0)
+        if ended and self.one_ended is None:  # once, the others are looked at sooner: they may wait for it
+            self.one_ended, self.patience = now, min(EARLY, self.stall)
         if self.asked:
             if any("seen" not in rank for rank in running) and now < self.asked + 60:
                 return False
-            self.asked, self.warned = None, now
+            self.asked, self.warned, patience, self.patience = None, now, self.patience, self.stall
             seen = {rank["rank"]: rank.pop("seen", None) for rank in running}
             with contextlib.suppress(OSError):
                 Path(self.log).with_name("stacks.json").write_text(json.dumps(seen, indent=1))
             lines, works = stacks.describe(seen)
+            if ended:
+                lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
+                             "waits for one that has ended waits for ever: let all ranks do the same steps, and end "
+                             "the script by ranks.leave()")
             say("\n".join(f"{self.args.name}: {line}" for line in lines), sys.stderr)
-            return not works
-        if not running or now - max(self.warned, *(rank["heard"] for rank in running)) < self.stall:
+            return not works and patience == self.stall
+        if not running or self.patience > now - max(
+                self.warned, self.one_ended or 0, *(rank["heard"] for rank in running)):
             return False
         rank, self.asked = min(running, key=lambda rank: rank["heard"]), now
         since = time.strftime("%T", time.localtime(time.time() - now + rank["heard"]))
