@@ -38,7 +38,7 @@ AT_END = "its end"
 
 def user_line():
     """The innermost line of the user's files that is being run, "file:line", or ""."""
-    frame, here = sys._getframe(), os.path.dirname(__file__)
+    frame, here = sys._getframe(), os.path.join(os.path.dirname(__file__), "")
     while frame:
         file = frame.f_code.co_filename
         if not (file.startswith((here, "<", os.path.dirname(os.__file__))) or "-packages/" in file):

@@ -134,8 +134,14 @@ def arguments():
 def end_with_starter():
     """End this process by kill -9 with the one that has started it, from the first moment."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.environ.get(STARTER, str(os.getppid())) != str(os.getppid()):
+    if os.environ.pop(STARTER, str(os.getppid())) != str(os.getppid()):
         os._exit(1)  # it has ended already
+
+
+def use_all_cores():
+    """Typed by hand, mpirun ties a rank to one core, where its threads would wait for each other."""
+    if len(os.sched_getaffinity(0)) == 1:
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 
 
 def start_ranks(options, variables):
@@ -152,6 +158,7 @@ def main():
     parser, options = arguments()
     if options.rank:
         end_with_starter()
+        use_all_cores()
     if options.rank and os.environ.get(READY) == "computed":
         load_mindspore()
         import computed_rank

@@ -221,6 +221,9 @@ class Computation:
             raise PlanError(f"the plan takes {len(self.inputs)} arguments and got {len(arguments)}")
         if not self.alone:
             self.links.agree(f"a run of graph {self.number}")
+            full = ms.get_auto_parallel_context("dataset_strategy") == "full_batch"
+            if full and self.parameters and not self.checked:  # one without parameters puts slices together, to save
+                self.compare(arguments)
         values = list(self.values)
         for place, argument, promised in zip(self.inputs, arguments, self.plan.inputs.values()):
             values[place] = argument
@@ -246,6 +249,17 @@ class Computation:
         self.checked = True
         results = [values[place] for place in self.outputs]
         return results[0] if len(results) == 1 else tuple(results)
+
+    def compare(self, arguments):
+        """In the first step: do all ranks bring the same batch?"""
+        everyone = self.links.share([hashlib.sha256(argument.asnumpy().tobytes()).digest() for argument in arguments
+                                     if isinstance(argument, Tensor) and argument.dtype != ms.bfloat16])
+        unlike = [rank for rank, digests in enumerate(everyone) if digests != everyone[0]]
+        if unlike:
+            raise PlanError(
+                f'dataset_strategy="full_batch" says that all ranks bring the same batch, and rank {unlike[0]} brings '
+                "another one than rank 0: shuffle with one seed and leave out num_shards and shard_id, or set "
+                'dataset_strategy="data_parallel", where each rank brings its own', by_all=True)
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""

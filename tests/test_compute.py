@@ -233,6 +233,7 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
     ("one_leaves", r"out of step: rank 0 is at a run of graph 1 \(\S+faults\.py:\d+\); rank 1 is at its end$"),
     ("one_sleeps", r"rank 0 has waited 5 s at a run of graph 1, for the other ranks to come there$"),
+    ("other_batch", 'full_batch" says that all ranks bring the same batch, and rank 1 brings another one than rank 0:'),
     ("one_more_graph", r"rank 0 is at the start of a graph \(\S+faults\.py:\d+\); rank 1 is at its end$"),
     ("crossed", r"rank 0 is at a run of graph 1 \(\S+faults\.py:(\d+)\); rank 1 is at a run of graph 2 \(\S+:\1\)$"),
     ("pynative", "in semi_auto_parallel a network must be compiled, together with its optimizer, and nothing is: "),

@@ -252,9 +252,9 @@ def test_a_script_that_chooses_the_cpu(dry_run):
 
 
 def test_a_rank_that_hangs_is_ended(dry_run, tmp_path):
-    code, out, *_ = dry_run(2, "1", "never_ends.py", str(tmp_path / "pid"), options=("--timeout", "15"))
+    code, out, *_ = dry_run(2, "1", "never_ends.py", str(tmp_path / "pid"), options=("--timeout", "8"))
     assert code == 1
-    assert "not done after 15 s (--timeout); its last line: now waiting" in out
+    assert "not done after 8 s (--timeout); its last line: now waiting" in out
     assert not alive(int((tmp_path / "pid").read_text()))
 
 

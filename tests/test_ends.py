@@ -615,7 +615,7 @@ def test_what_a_failed_rank_has_started_ends_with_it(tmp_path):
 
 
 def test_a_bar_that_moves_in_its_line_is_a_sign_of_life(tmp_path):
-    with start(tmp_path, "import time\nfor part in range(32):\n    print(f'{part} %', end='\\r', flush=True)\n"
-                         "    time.sleep(0.5)\n", 1, env={"STALL_MINUTES": "0.2"}) as job:
+    with start(tmp_path, "import time\nfor part in range(18):\n    print(f'{part} %', end='\\r', flush=True)\n"
+                         "    time.sleep(0.5)\n", 1, env={"STALL_MINUTES": "0.1"}) as job:
         result = jobs.succeeded(job.finish())
     assert "warning: no rank has written anything" not in result.output

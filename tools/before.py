@@ -74,7 +74,7 @@ def look(args, say):
 
 def look_at_script(args, warn):
     text = Path(args.script).read_text(errors="replace")
-    if args.n > 1 and "mindspore" in text and not re.search(r"\b(init|ranks)\b", text):
+    if args.n > 1 and "mindspore" in text and not re.search(r"\b(init|init_process_group|ranks)\b", text):
         warn(f"{Path(args.script).name} has no init(): unless a module that it imports calls "
              f"mindspore.communication.init(), each of the {args.n} ranks trains alone")
 

@@ -145,7 +145,7 @@ def explain(names):
         return 2
     for name in names:
         try:
-            with open(0 if name == "-" else name, "rb") as file:
+            with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
                 data = file.read(MOST_BYTES)
             if len(data) == MOST_BYTES:
                 raise OSError(0, f"it has {MOST_BYTES >> 20} MB or more; its end will do: tail -c 1000000 {name} | "

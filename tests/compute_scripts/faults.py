@@ -32,7 +32,7 @@ class Net(nn.Cell):
 
 
 net = Net(fault)
-x = Tensor(np.ones((8, 8)), ms.float32)
+x = Tensor(np.full((8, 8), 1 + get_rank() * (fault == "other_batch")), ms.float32)
 if fault == "pynative_trains":
     net = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
 for step in range(2):

@@ -12,6 +12,7 @@ import compute  # noqa: E402
 
 if os.environ.get(compute.READY) != "computed":
     os.execve(sys.executable, [sys.executable, *sys.argv], compute.environment())
+compute.use_all_cores()
 compute.load_mindspore()
 import computed_rank  # noqa: E402
 import plan  # noqa: E402
