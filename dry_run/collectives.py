@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import time
+import traceback
 import zlib
 
 import mindspore as ms
@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor
 from mpi4py import MPI
 
+import graph_ir
 from plan import PlanError
 
 TIMEOUT = float(os.environ.get("COMPUTE_TIMEOUT", "300"))  # seconds that a rank waits for another before it tells
@@ -32,19 +33,9 @@ def to_tensor(array, dtype):
     return Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))  # else () would become (1,)
 
 
+OWN = (os.path.join(os.path.dirname(__file__), ""), "<")
 AT_START = "the start of a graph"
 AT_END = "its end"
-
-
-def user_line():
-    """The innermost line of the user's files that is being run, "file:line", or ""."""
-    frame, here = sys._getframe(), os.path.join(os.path.dirname(__file__), "")
-    while frame:
-        file = frame.f_code.co_filename
-        if not (file.startswith((here, "<", os.path.dirname(os.__file__))) or "-packages/" in file):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
 
 
 class Collectives:
@@ -69,9 +60,11 @@ class Collectives:
         table = np.empty((self.rank_size, 2), np.int64)
         self.wait(self.world.Iallgather(np.array([size, zlib.crc32(doing.encode())], np.int64), table))
         if len(set(table[:, 1])) > 1:
-            lines, line = np.empty(self.rank_size, "S400"), user_line()
+            frame = graph_ir.users_frame(traceback.extract_stack(), OWN)
+            line = f" ({frame.filename}:{frame.lineno})" if frame else ""
+            lines = np.empty(self.rank_size, "S400")
             self.wait(self.world.Iallgather(as_bytes(np.array([
-                f"rank {self.rank} is at {doing}{line and f' ({line})'}".encode()], "S400")), as_bytes(lines)))
+                f"rank {self.rank} is at {doing}{line}".encode()], "S400")), as_bytes(lines)))
             raise PlanError("the ranks are out of step: " + "; ".join(
                 line.decode(errors="replace") for line in lines), by_all=True)
         return table[:, 0]

@@ -7,6 +7,7 @@ in it.
 from __future__ import annotations
 
 import math
+import os
 import re
 from typing import NamedTuple
 
@@ -127,6 +128,18 @@ def user_line(lines):
         if match and "-packages/" not in match.group(1):
             return f"{match.group(1)}:{match.group(2)}"
     return ""
+
+
+def users_frame(stack, own):
+    """The innermost frame of the user's files in a stack of the module traceback, or None.
+
+    Args:
+        stack: a list of FrameSummary, the innermost last.
+        own: how the names of this program's files begin, as a tuple.
+    """
+    others = ("<frozen", os.path.dirname(os.__file__), *own)
+    return next((frame for frame in reversed(stack)
+                 if "-packages/" not in frame.filename and not frame.filename.startswith(others)), None)
 
 
 def parse(text):

@@ -150,12 +150,8 @@ def user_frame(error):
     """The innermost line of the user's own files that led to an exception, as (file, line, text)."""
     if isinstance(error, SyntaxError):
         return error.filename, error.lineno, (error.text or "").strip()
-    library = os.path.dirname(os.__file__)
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        mine = frame.filename in OWN or frame.filename.startswith("<frozen")
-        if not mine and "-packages/" not in frame.filename and not frame.filename.startswith(library):
-            return frame.filename, frame.lineno, frame.line
-    return "", 0, ""
+    frame = graph_ir.users_frame(traceback.extract_tb(error.__traceback__), OWN)
+    return (frame.filename, frame.lineno, frame.line) if frame else ("", 0, "")
 
 
 def describe(error):

@@ -221,8 +221,7 @@ class Computation:
             raise PlanError(f"the plan takes {len(self.inputs)} arguments and got {len(arguments)}")
         if not self.alone:
             self.links.agree(f"a run of graph {self.number}")
-            full = ms.get_auto_parallel_context("dataset_strategy") == "full_batch"
-            if full and self.parameters and not self.checked:  # one without parameters puts slices together, to save
+            if not self.checked:
                 self.compare(arguments)
         values = list(self.values)
         for place, argument, promised in zip(self.inputs, arguments, self.plan.inputs.values()):
@@ -251,7 +250,10 @@ class Computation:
         return results[0] if len(results) == 1 else tuple(results)
 
     def compare(self, arguments):
-        """In the first step: do all ranks bring the same batch?"""
+        """In the first step: do all ranks bring the same batch, where they should?"""
+        full = ms.get_auto_parallel_context("dataset_strategy") == "full_batch"
+        if not (full and self.parameters):  # a graph without parameters puts slices together, to save
+            return
         everyone = self.links.share([hashlib.sha256(argument.asnumpy().tobytes()).digest() for argument in arguments
                                      if isinstance(argument, Tensor) and argument.dtype != ms.bfloat16])
         unlike = [rank for rank, digests in enumerate(everyone) if digests != everyone[0]]

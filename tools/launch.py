@@ -36,7 +36,7 @@ import stacks
 import started_by
 from saving import Saving
 from servers import Servers
-from speech import Speech
+from speech import Speech, drop_rest
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
@@ -199,13 +199,12 @@ class Job:
         self.servers = servers
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
         args.jobs.append(self)
-        SPEECH.args = args
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
         self.ended = None  # when all ranks had ended well
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
         self.stopped, (self.wake, self.written) = False, socket.socketpair()
         self.written.setblocking(False)
-        SPEECH.wake = self.wake
+        SPEECH.job = self
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -658,6 +657,6 @@ if __name__ == "__main__":
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads it any more: at its end Python would make that the exit code
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (OSError, ValueError):  # nobody reads it any more
+            drop_rest(stream)
     sys.exit(result)

@@ -17,19 +17,25 @@ def takes_more(file, seconds, *wake):
     return file.fileno() in [number for number, _ in found]
 
 
+def drop_rest(stream):
+    """What a stream still holds goes nowhere: Python, at its end, would make it the exit code that it cannot go out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def say_in_the_end(line):
     """Print the last line of a program that has done its work, also if nobody can read that."""
     try:
         print(line, flush=True)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own end fails, too
+        drop_rest(sys.stdout)
 
 
 class Speech:
-    """Lines for the user; wake and args are those of the job that runs: a signal comes there, and the --time-limit."""
+    """Lines for the user."""
 
     def __init__(self, moving):
-        self.moving, self.wake, self.args = moving, None, None
+        self.moving = moving
+        self.job = None  # the one that runs: a signal comes to its wake, its args have the --time-limit
         self.hurry = None  # a signal has come, or the time is over: so long a line may wait now, in seconds
 
     def say(self, line, to=None):
@@ -43,9 +49,9 @@ class Speech:
                     rest = rest[os.write(file.fileno(), rest[:select.PIPE_BUF]):]
 
     def room(self, file):
-        if self.hurry is None and self.wake:
-            left = self.args.deadline - time.monotonic()
-            if takes_more(file, max(0, left) if left < 1e6 else None, self.wake):
+        if self.hurry is None and self.job:
+            left = self.job.args.deadline - time.monotonic()
+            if takes_more(file, max(0, left) if left < 1e6 else None, self.job.wake):
                 return True
             self.hurry = 0.2
         if takes_more(file, self.hurry):
