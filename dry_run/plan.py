@@ -9,7 +9,7 @@ import dataclasses
 
 import graph_ir
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, nn
 from mindspore import dtype as mstype
 from mindspore.train import mind_ir_pb2 as mind_ir
 
@@ -81,9 +81,15 @@ class Plan:
     counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
 
     def near(self, node):
-        """The user's line of a node; else, as "near file:line", that of what it works on, or of what works on it."""
+        """The user's line of a node; else its optimizer, "of nn.Lamb"; else, as "near file:line", that of what it works
+        on, or of what works on it.
+        """
         if self.source(node):
             return self.source(node)
+        for cell in node.name.split("/"):  # "optimizer-Lamb": what it works on are other cells' lines
+            kind = getattr(nn, cell.rpartition("-")[2], None)
+            if isinstance(kind, type) and issubclass(kind, nn.Optimizer):
+                return f"of nn.{kind.__name__}"
         makers = {other.output: other for other in self.nodes}
         for forward in (False, True):
             seen, front = {node.output}, [node]
