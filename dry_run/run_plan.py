@@ -245,8 +245,10 @@ class Computation:
                     "this network on cards only") from error
             for place in frees:
                 values[place] = None
-        self.checked = True
         results = [values[place] for place in self.outputs]
+        if not (self.checked or self.alone):
+            self.compare_numbers(results)
+        self.checked = True
         return results[0] if len(results) == 1 else tuple(results)
 
     def compare(self, arguments):
@@ -262,6 +264,22 @@ class Computation:
                 f'dataset_strategy="full_batch" says that all ranks bring the same batch, and rank {unlike[0]} brings '
                 "another one than rank 0: shuffle with one seed and leave out num_shards and shard_id, or set "
                 'dataset_strategy="data_parallel", where each rank brings its own', by_all=True)
+
+    def compare_numbers(self, results):
+        """After the first step: does the graph return the same numbers on all ranks, as a loss must be?"""
+        if not self.parameters or ms.get_auto_parallel_context("pipeline_stages") > 1:  # the last stage has the loss
+            return
+        mine = [float(leaf.astype(ms.float32).asnumpy()) for leaf in flatten(results)
+                if isinstance(leaf, Tensor) and not leaf.shape]
+        everyone = self.links.share(mine)
+        for rank, numbers in enumerate(everyone):
+            for first, other in zip(everyone[0], numbers):
+                if self.links.rank == 0 and abs(other - first) > 1e-4 * max(1, abs(first)):
+                    print(f"computed on CPU: this graph returns {first:.6g} on rank 0 and {other:.6g} on rank {rank}; "
+                          "in this mode it should be one number. An operator of the plan takes the mean of a rank's "
+                          "slice, as that of nn.SoftmaxCrossEntropyWithLogits(sparse=True) does, and gradients become "
+                          "too large. Use nn.CrossEntropyLoss, or ops.ReduceMean() of all losses", flush=True)
+                    return
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""

@@ -248,6 +248,28 @@ def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
     assert not done.left_over
 
 
+@pytest.mark.parametrize(("loss", "told"), [
+    ('nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")', True), ("nn.CrossEntropyLoss()", False)])
+def test_a_loss_that_is_a_mean_of_a_slice_is_told(loss, told, tmp_path):
+    (tmp_path / "net.py").write_text(f"""
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.communication import get_rank, init
+ms.set_context(mode=ms.GRAPH_MODE)
+init()
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+net = nn.Dense(8, 8, weight_init=Tensor(np.eye(8), ms.float32))
+net = nn.TrainOneStepCell(nn.WithLossCell(net, {loss}), nn.Momentum(net.trainable_params(), 0.1, 0.9))
+x, labels = Tensor(np.arange(64).reshape(8, 8) % 5, ms.float32), Tensor(np.arange(8), ms.int32)
+print("rank", get_rank(), "loss", float(net(x, labels).asnumpy()))
+""")
+    done = succeeded(compute(2, "net.py", cwd=tmp_path))
+    numbers = dict(re.findall(r"rank (\d) loss (\S+)", done.output))
+    assert (numbers["0"] != numbers["1"]) == told, done.output
+    assert done.output.count("in this mode it should be one number") == told, done.output
+
+
 @pytest.mark.parametrize(("args", "told"), [
     (("-n", "0", SMALL), "a job has at least 1 rank"),
     (("-n", "100000", SMALL), "-n 100000: so many ranks need about 40000000 MB of memory (400 MB each), "),
