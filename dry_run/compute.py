@@ -113,16 +113,19 @@ def arguments():
         parser.error("this folder has been removed; change to another one")
     if options.n is not None and options.n < 1:
         parser.error(f"-n {options.n}: a job has at least 1 rank")
-    free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[1]) // 1024
-    if (options.n or 0) * MEMORY > free:
-        parser.error(f"-n {options.n}: so many ranks need about {options.n * MEMORY} MB of memory ({MEMORY} MB each), "
-                     f"{free} MB are free; start fewer")
     if not options.check and (options.script is None or not Path(options.script).is_file()):
         parser.error(f"{options.script or 'SCRIPT'}: no such script")
     if options.n is not None and ":" in options.args:
         parser.error("mpirun ends a command at an argument that is only ':'; the script cannot have it")
     if missing():
         parser.error(missing())
+    if options.n is not None:
+        try:
+            of_tools("limits.py", "stay_here")()
+            of_tools("limits.py", "look_at_memory")(options.n, MEMORY)
+            of_tools("limits.py", "look")(options.n, True, lambda said: print(f"compute.py: {said}", file=sys.stderr))
+        except ValueError as error:
+            parser.error(str(error))
     timeout, keep = os.environ.get("COMPUTE_TIMEOUT", "300"), os.environ.get("COMPUTE_KEEP")
     if not re.fullmatch(r"\d*\.?\d+", timeout):
         parser.error(f"COMPUTE_TIMEOUT is '{timeout}'; write a number of seconds")

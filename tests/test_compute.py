@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import PATIENCE, PYTHON, REPO, Job, command_of, made_once, marked, parameters, run, succeeded
+from jobs import PATIENCE, PYTHON, REPO, UNSHARE, Job, command_of, made_once, marked, parameters, run, succeeded
 
 SCRIPTS = Path(__file__).resolve().parent / "compute_scripts"
 COMPUTE = REPO / "dry_run" / "compute.py"
@@ -272,7 +272,7 @@ print("rank", get_rank(), "loss", float(net(x, labels).asnumpy()))
 
 @pytest.mark.parametrize(("args", "told"), [
     (("-n", "0", SMALL), "a job has at least 1 rank"),
-    (("-n", "100000", SMALL), "-n 100000: so many ranks need about 40000000 MB of memory (400 MB each), "),
+    (("-n", "100000", SMALL), "100000 ranks need about 40000000 MB of memory (400 MB each), "),
     (("-n", "2", "none.py"), "none.py: no such script"),
     (("-n", "2", SMALL, "--", ":"), "mpirun ends a command at an argument that is only ':'"),
     ((SMALL,), "one of the arguments -n --rank --check is required"),
@@ -281,6 +281,39 @@ def test_bad_arguments(args, told, tmp_path):
     done = run(PYTHON, COMPUTE, *args, cwd=tmp_path)
     assert done.code == 2
     assert told in done.output
+
+
+@pytest.mark.parametrize(("setting", "told"), [
+    ("ulimit -f 3000", "files may have 3000 KB at most here (ulimit -f)"),
+    ("ulimit -n 20", "only 20 files may be open at a time here (ulimit -Hn), and 2 ranks need about 50"),
+    ("export TMPDIR=none", "TMPDIR is none, which is no folder where you may write, and mpirun needs one"),
+])
+def test_what_a_shell_does_not_allow(setting, told, tmp_path):
+    """With each of them mpirun would hang, or say something else."""
+    done = run("bash", "-c", f'{setting}; "$@" | cat; exit ${{PIPESTATUS[0]}}', "bash", PYTHON, COMPUTE, "-n", 2, SMALL,
+               cwd=tmp_path)
+    assert done.code == 2, done.output
+    assert f"compute.py: error: {told}" in done.output
+
+
+def test_a_folder_too_small_for_mpirun_is_told(tmp_path):
+    mount = [*UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o size=6m tmpfs small && exec "$@"', "sh"]
+    (tmp_path / "small").mkdir()
+    if run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    done = run(*mount, PYTHON, COMPUTE, "-n", 2, SMALL, cwd=tmp_path, env={"TMPDIR": str(tmp_path / "small")})
+    assert done.code == 2, done.output
+    assert "small has 6 MB free, and mpirun's own files go there (10 MB); free some (df -h, df -i), or" in done.output
+
+
+def test_a_relative_tmpdir_and_an_allocation_of_slurm(tmp_path):
+    """mpirun takes no relative path, and would ask Slurm for the machines of the allocation."""
+    (tmp_path / "tmp").mkdir()
+    slurm = {"SLURM_JOBID": "5", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "2(x4)"}
+    (tmp_path / "rank.py").write_text("from mindspore import communication\ncommunication.init()\n"
+                                      "print(f'rank {communication.get_rank()}')\n")
+    done = run(PYTHON, COMPUTE, "-n", 2, "rank.py", cwd=tmp_path, env={"TMPDIR": "tmp", **slurm})
+    assert sorted(re.findall("rank (.)", succeeded(done).output)) == ["0", "1"]
 
 
 def test_check_says_that_all_is_there(tmp_path):

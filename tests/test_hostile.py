@@ -255,8 +255,8 @@ def test_the_memory_that_a_container_leaves(files, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{content}\n")
     (tmp_path / "groups").write_text("9:name=systemd:/\n4:memory:/job\n0::/not/seen/here\n")
-    ask = (f"import sys; sys.path.insert(0, {str(jobs.REPO / 'tools')!r}); import before; "
-           "print(before.left_in_container('groups', '.'), before.left_in_container('groups', 'none'))")
+    ask = (f"import sys; sys.path.insert(0, {str(jobs.REPO / 'tools')!r}); import limits; "
+           "print(limits.left_in_container('groups', '.'), limits.left_in_container('groups', 'none'))")
     assert jobs.run(jobs.PYTHON, "-c", ask, cwd=tmp_path).output == "1536 None\n"
 
 

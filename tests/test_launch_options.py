@@ -373,13 +373,19 @@ def test_little_room_in_dev_shm_and_on_a_disk_is_said(script):
     result = jobs.run(*in_small("64k", small, "sh", "-c", full, "sh", *command(script)), cwd=script.parent, env=CPU)
     assert result.code == 2, result.output
     assert f"ranks.py: the disk of {small} is full, and the ranks' logs go there; free some (df -h" in result.output
-    for size in ("64k", "9m,nr_inodes=8"):  # mpirun would hang
+    for size in ("64k", "6m", "11m,nr_inodes=8"):  # mpirun would hang
         result = jobs.run(*in_small(size, small, "sh", "-c", f"cat /dev/zero >{small}/fill 2>/dev/null; exec \"$@\"" if
                                     size == "64k" else 'exec "$@"', "sh", *command(script)), cwd=script.parent,
                           env={**CPU, "TMPDIR": str(small)})
         assert result.code == 2, result.output
-        assert re.search(f"the disk of {small} (is full|takes no more files), and mpirun's own files go there; free "
-                         r"some .*, or set TMPDIR to another folder$", result.output, re.MULTILINE)
+        assert re.search(f"the disk of {small} (is full|has 6 MB free|takes no more files), and mpirun's own files go there "
+                         r"\(10 MB\); free some .*, or set TMPDIR to another folder$", result.output, re.MULTILINE)
+
+
+def test_in_an_allocation_of_slurm_a_job_stays_on_its_machine(script):
+    slurm = {"SLURM_JOBID": "5", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "2(x4)"}
+    done = jobs.succeeded(jobs.run(*command(script), cwd=script.parent, env={**CPU, **slurm}))
+    assert "An internal error has occurred" not in done.output
 
 
 def test_data_sets_with_worker_processes_need_dev_shm(tmp_path):

@@ -3,28 +3,24 @@
 look() raises ValueError with one sentence for what cannot work, and prints one for what may not.
 """
 
-import contextlib
 import functools
 import hashlib
 import os
 import re
-import resource
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import limits
 import linux
 
 MB = 1 << 20
 # Measured: Open MPI asks for 4.2 MB a rank, a worker process of a data set for 10 MB (pictures of 224x224, batch 8).
 SHM_OF_A_RANK, SHM_OF_A_WORKER = 5, 10  # MB
 LITTLE = 100  # MB
-FILE_SIZE = 10  # MB
 PATIENCE = 60  # s
 LOGS = "the ranks' logs"
-FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 
 
 @functools.cache
@@ -61,12 +57,13 @@ def look(args, say):
         say(f"{args.name}: warning: {sentence}", sys.stderr)
 
     ranks = len(args.local)
-    look_at_limits(args, ranks, warn)
-    look_at_loopback()
+    limits.look(ranks, args.launcher == "mpirun", warn)
+    if not args.command:
+        limits.stay_here()
     if args.target == "GPU":
         look_at_gpus(ranks, warn)
     if args.target == "CPU":
-        look_at_memory(args, ranks)
+        limits.look_at_memory(ranks, args.memory)
     look_at_shm(args, ranks, warn)
     look_at_disks(args, warn)
     look_at_script(args, warn)
@@ -77,38 +74,6 @@ def look_at_script(args, warn):
     if args.n > 1 and "mindspore" in text and not re.search(r"\b(init|init_process_group|ranks)\b", text):
         warn(f"{Path(args.script).name} has no init(): unless a module that it imports calls "
              f"mindspore.communication.init(), each of the {args.n} ranks trains alone")
-
-
-def look_at_limits(args, ranks, warn):
-    """What ulimit allows; the limit of open files is raised where that can be done. And TMPDIR, where mpirun writes."""
-    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if 0 <= size < FILE_SIZE * MB:
-        raise ValueError(f"files may have {size // 1024} KB at most here (ulimit -f), and logs and checkpoints need "
-                         "more; start in a shell where ulimit -f says unlimited")
-    seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
-    if seconds >= 0:
-        warn(f"a process may compute for {seconds} s here (ulimit -t); Linux kills a rank that takes more")
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = FILES + FILES_OF_A_RANK * ranks
-    if 0 <= most < need:  # mpirun would hang
-        raise ValueError(f"only {most} files may be open at a time here (ulimit -Hn), and {ranks} ranks need about "
-                         f"{need}; start fewer, or in a shell with a higher limit")
-    if 0 <= files < 4 * need:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4 * need if most < 0 else min(4 * need, most), most))
-    place = os.getenv("TMPDIR")
-    if args.launcher == "mpirun" and place and not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
-        raise ValueError(f"TMPDIR is {place}, which is no folder where you may write, and mpirun needs one; unset it, "
-                         "or name another one")
-
-
-def look_at_loopback():
-    """Can processes of this machine reach each other?"""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-    except OSError as error:
-        raise ValueError(f"127.0.0.1 cannot be reached ({error.strerror or error}), and the ranks talk over it; as "
-                         "root: ip link set lo up") from None
 
 
 def look_at_gpus(ranks, warn):
@@ -123,36 +88,6 @@ def look_at_gpus(ranks, warn):
     if busy:
         warn(f"in use already: {'; '.join(busy[:4])}{' ...' * (len(busy) > 4)}; end it, or name free cards in "
              "CUDA_VISIBLE_DEVICES")
-
-
-def left_in_container(groups="/proc/self/cgroup", mounted="/sys/fs/cgroup"):
-    """The MB that the control groups of this process, such as a container's, leave it; None if they set no limit."""
-    left = []
-    for line in Path(groups).read_text(errors="replace").splitlines():
-        _, kinds, path = line.split(":", 2)
-        if kinds not in ("", "memory"):
-            continue
-        of_version = ("memory.max", "memory.current", "inactive_file") if not kinds else (
-            "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        top = Path(mounted, kinds)
-        inner = top / path.lstrip("/")
-        for place in (inner, *inner.parents) if inner.is_dir() else (top,):  # a container may see its own group as /
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                most, used = (int((place / name).read_text()) for name in of_version[:2])
-                spare = re.search(rf"^{of_version[2]} (\d+)$", (place / "memory.stat").read_text(), re.MULTILINE)
-                left.append(most - used + int(spare[1]))  # files that were read make room
-            if place == top:
-                break
-    return min(left) // MB if left else None
-
-
-def look_at_memory(args, ranks):
-    free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text()).group(1)) // 1024
-    with contextlib.suppress(OSError, ValueError):
-        free = min([free, *[max(0, left) for left in [left_in_container()] if left is not None]])
-    if ranks * args.memory > free:
-        raise ValueError(f"{ranks} ranks need about {ranks * args.memory} MB of memory ({args.memory} MB each), "
-                         f"{free} MB are free; start fewer, or take smaller pictures or batches")
 
 
 def look_at_shm(args, ranks, warn, place="/dev/shm"):
@@ -184,15 +119,9 @@ def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
     given = args.saves or [word.partition("=")[2] or following for word, following in
                            zip(args.options, [*args.options[1:], ""]) if re.match("--ckpt-dir(=|$)", word)][-1:]
-    mpirun = [("mpirun's own files", os.getenv("TMPDIR", "/tmp"))] * (args.launcher == "mpirun")
-    for what, path in ((LOGS, os.getcwd()), *mpirun, *(("checkpoints", path) for path in given if path)):
+    limits.look_at_disk(os.getcwd(), len(args.local), 0, LOGS, "start in another folder")
+    for what, path in ((LOGS, os.getcwd()), *(("checkpoints", path) for path in given if path)):
         place = folder_above(path)
-        disk, free = os.statvfs(place), shutil.disk_usage(place).free
-        entries = disk.f_favail if disk.f_files else MB  # so many more files; some file systems do not count them
-        if what != "checkpoints" and (free == 0 or entries < FILES_OF_A_RANK * len(args.local)):
-            full = "is full" if free == 0 else "takes no more files"
-            raise ValueError(f"the disk of {place} {full}, and {what} go there; free some (df -h, df -i), or "
-                             f"{'start in' if what == LOGS else 'set TMPDIR to'} another folder")
         if what == "checkpoints":
             whole = Path(os.path.abspath(path))
             other = [part for part in (whole, *whole.parents) if os.path.lexists(part) and not part.is_dir()]
@@ -209,6 +138,7 @@ def look_at_disks(args, warn):
             if not linux.take(f"ranks save {args.local[0]} {key}"):
                 raise ValueError(f"--ckpt-dir {path} is that of a job that runs on this machine; wait for its end, or "
                                  "name another one")
-        if free < LITTLE * MB and (what, path) not in mpirun:
+        free = shutil.disk_usage(place).free
+        if free < LITTLE * MB:
             warn(f"the disk of {place} has {free // MB} MB free, and {what} go there; free some (df -h), or name "
                  "another folder")

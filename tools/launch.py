@@ -116,14 +116,13 @@ def check(args):
             raise ValueError(sentence)
     args.n, args.script = int(args.n), os.path.abspath(args.script)
     args.local, args.devices = range(args.n), [str(rank) for rank in range(args.n)]  # the ranks of this machine
-    for name in ("DATA_PATH", "TMPDIR"):  # ranks may run in folders of their own
-        if os.path.isdir(env.get(name, "")):
-            env[name] = os.path.abspath(env[name])
+    if os.path.isdir(env.get("DATA_PATH", "")):  # ranks may run in folders of their own
+        env["DATA_PATH"] = os.path.abspath(env["DATA_PATH"])
     for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
         if env.get(name):
             env[name] = os.pathsep.join(os.path.join(os.getcwd(), part) for part in env[name].split(os.pathsep))
     home = os.path.expanduser("~")  # stays so where neither HOME nor Linux's list of users has one: MPI would crash
-    env.setdefault("HOME", home if os.path.isabs(home) else env.get("TMPDIR", "/tmp"))
+    env.setdefault("HOME", home if os.path.isabs(home) else os.path.abspath(env.get("TMPDIR", "/tmp")))
     env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])

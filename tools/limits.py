@@ -1,0 +1,108 @@
+"""What a shell, its limits and the machine leave to ranks: for the launchers and dry_run/compute.py, before a start.
+
+Each function raises ValueError with one sentence for what cannot work. This file needs no neighbour.
+"""
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import socket
+from pathlib import Path
+
+MB = 1 << 20
+FILE_SIZE = 10  # MB
+MPIRUNS_FILES = 10  # MB: measured, 8.4 with 1 to 8 ranks
+FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
+
+
+def look(ranks, mpirun, warn):
+    """Look at all but the memory, and make TMPDIR's path absolute; mpirun: is it what starts the ranks?"""
+    look_at_ulimit(ranks, warn)
+    look_at_loopback()
+    if os.path.isdir(os.getenv("TMPDIR", "")):
+        os.environ["TMPDIR"] = os.path.abspath(os.environ["TMPDIR"])  # ranks may run in folders of their own
+    if not mpirun:
+        return
+    name = next((name for name in ("TMPDIR", "TEMP", "TMP") if name in os.environ), "")  # in Open MPI's order
+    place = os.getenv(name, "/tmp")
+    if not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
+        raise ValueError(f"{name or 'the folder for temporary files'} is {place}, which is no folder where you may "
+                         f"write, and mpirun needs one; {f'unset {name}, or name' if name else 'set TMPDIR to'} "
+                         "another one")
+    look_at_disk(place, ranks, MPIRUNS_FILES, "mpirun's own files", "set TMPDIR to another folder")  # it would hang
+
+
+def look_at_disk(place, ranks, need, what, way_out):
+    """Is there room for need MB in a folder, and for the files of so many ranks?"""
+    disk, free = os.statvfs(place), shutil.disk_usage(place).free
+    entries = disk.f_favail if disk.f_files else MB  # so many more files; some file systems do not count them
+    if free == 0 or free < need * MB or entries < FILES_OF_A_RANK * ranks:
+        full = "is full" if free == 0 else f"has {free // MB} MB free" if free < need * MB else "takes no more files"
+        raise ValueError(f"the disk of {place} {full}, and {what} go there{f' ({need} MB)' * (need > 0)}; free some "
+                         f"(df -h, df -i), or {way_out}")
+
+
+def stay_here():
+    """Make mpirun start its ranks on this machine only: in an allocation of Slurm it would ask that for others."""
+    os.environ.setdefault("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine")
+
+
+def look_at_ulimit(ranks, warn):
+    """What ulimit allows; the limit of open files is raised where that can be done."""
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= size < FILE_SIZE * MB:
+        raise ValueError(f"files may have {size // 1024} KB at most here (ulimit -f), and logs and checkpoints need "
+                         "more; start in a shell where ulimit -f says unlimited")
+    seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    if seconds >= 0:
+        warn(f"a process may compute for {seconds} s here (ulimit -t); Linux kills a rank that takes more")
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = FILES + FILES_OF_A_RANK * ranks
+    if 0 <= most < need:  # mpirun would hang
+        raise ValueError(f"only {most} files may be open at a time here (ulimit -Hn), and {ranks} ranks need about "
+                         f"{need}; start fewer, or in a shell with a higher limit")
+    if 0 <= files < 4 * need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4 * need if most < 0 else min(4 * need, most), most))
+
+
+def look_at_loopback():
+    """Can processes of this machine reach each other?"""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise ValueError(f"127.0.0.1 cannot be reached ({error.strerror or error}), and the ranks talk over it; as "
+                         "root: ip link set lo up") from None
+
+
+def left_in_container(groups="/proc/self/cgroup", mounted="/sys/fs/cgroup"):
+    """The MB that the control groups of this process, such as a container's, leave it; None if they set no limit."""
+    left = []
+    for line in Path(groups).read_text(errors="replace").splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in ("", "memory"):
+            continue
+        of_version = ("memory.max", "memory.current", "inactive_file") if not kinds else (
+            "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        top = Path(mounted, kinds)
+        inner = top / path.lstrip("/")
+        for place in (inner, *inner.parents) if inner.is_dir() else (top,):  # a container may see its own group as /
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                most, used = (int((place / name).read_text()) for name in of_version[:2])
+                spare = re.search(rf"^{of_version[2]} (\d+)$", (place / "memory.stat").read_text(), re.MULTILINE)
+                left.append(most - used + int(spare[1]))  # files that were read make room
+            if place == top:
+                break
+    return min(left) // MB if left else None
+
+
+def look_at_memory(ranks, each):
+    """Is there memory for ranks that take so many MB each?"""
+    free = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text()).group(1)) // 1024
+    with contextlib.suppress(OSError, ValueError):
+        free = min([free, *[max(0, left) for left in [left_in_container()] if left is not None]])
+    if ranks * each > free:
+        raise ValueError(f"{ranks} ranks need about {ranks * each} MB of memory ({each} MB each), "
+                         f"{free} MB are free; start fewer, or take smaller pictures or batches")
