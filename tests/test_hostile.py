@@ -351,6 +351,36 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
     before.nvidia_smi.cache_clear()
 
 
+@pytest.mark.parametrize(("does", "told"), [
+    ("exit 0", "it ran PYTHON, but its answer is '': does its shell, or the command in SSH, print or drop lines?"),
+    ("echo hello; exit 0", "it ran PYTHON, but its answer is 'hello': does its shell,"),
+    ("kill -9 $$", "SSH was ended by Killed; try it by hand"),
+    ("exit 3", "PYTHON does not run there (exit code 3); install the same environment at the same path"),
+])
+def test_an_ssh_that_gives_no_answer(does, told, tmp_path, monkeypatch):
+    jobs.stand_in(tmp_path / "ssh", does)
+    monkeypatch.setenv("SSH", str(tmp_path / "ssh"))
+    told = told.replace("PYTHON", sys.executable).replace("SSH was", f"{tmp_path / 'ssh'} was")
+    assert check_hosts.ask("far", {}).startswith(told)
+
+
+def test_clocks_are_compared_when_a_machine_answers(tmp_path, monkeypatch):
+    """And not when the last one has, whose ssh may take many seconds."""
+    jobs.stand_in(tmp_path / "ssh", 'for last; do :; done; exec sh -c "$last"')
+    monkeypatch.setenv("SSH", str(tmp_path / "ssh"))
+    wanted = {"scripts": [], "start_folder": "/", "data": None, "mpirun": "mpirun", "interface": None,
+              "address": "127.0.0.1", "ports": [1], "first": False}
+    answer = check_hosts.ask("far", wanted)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 500)
+    rows, _ = check_hosts.judge([answer], answer, [("far", 1)], wanted)
+    assert abs(int(rows[0]["clock"].partition(" s")[0])) < 100
+
+
+def test_mpirun_knows_one_address_of_the_loopback_only():
+    assert [check_hosts.is_here(host) for host in ("localhost", "127.0.0.1", "127.0.0.2")] == [True, True, False]
+
+
 def test_nvidia_smi_that_hangs(tmp_path, monkeypatch):
     jobs.stand_in(tmp_path / "bin/nvidia-smi", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")

@@ -118,7 +118,7 @@ IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
               "data-worker"}
 BY_A_TEST = {"mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
-             "ranks-missing", "runs-anew", "number-of-ranks"}
+             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -324,6 +324,33 @@ def test_open_mpi_without_room_in_dev_shm(tmp_path):
         if "not enough space for" in result.output:  # now and then Open MPI loses its own message
             break
     check_shown_first("shared-memory", result.output)
+
+
+def test_open_mpi_without_room_for_its_own_files(tmp_path):
+    """By hand: the launchers look before they start."""
+    pytest.importorskip("mpi4py", exc_type=ImportError)
+    mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m tmpfs small && exec "$@"', "sh"]
+    (tmp_path / "small").mkdir()
+    if jobs.run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    result = jobs.run(*mount, *MPIRUN, "-n", 1, "python", "-c", "from mpi4py import MPI", cwd=tmp_path,
+                      env={"TMPDIR": str(tmp_path / "small")})
+    assert result.code, result.output
+    check_shown_first("mpirun-room", result.output)
+
+
+def test_a_large_log_is_looked_through_at_both_ends_only(tmp_path):
+    """Looked through whole, one of 100 MB takes a minute."""
+    log, step = tmp_path / "log", "loss is 1.25\n"
+    log.write_text("attempt to run as root\n" + 20_000 * step + "not enough slots\n" + 20_000 * step +
+                   "Address already in use\n")
+    found = jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/doctor.py", "explain", log, cwd=tmp_path))
+    assert re.findall(r"^\S+:(\d+): (.+)$", found.output, re.MULTILINE) == [
+        ("1", "attempt to run as root"), ("40003", "Address already in use")]
+    log.write_text(20_000 * step + "not enough slots\n" + 20_000 * step)
+    found = jobs.run(jobs.PYTHON, jobs.REPO / "tools/doctor.py", "explain", log, cwd=tmp_path)
+    assert found.code == 1
+    assert "no message that is known here, in the first and last 10000 of 40001 lines" in found.output
 
 
 MUCH = '''

@@ -378,8 +378,8 @@ def test_little_room_in_dev_shm_and_on_a_disk_is_said(script):
                                     size == "64k" else 'exec "$@"', "sh", *command(script)), cwd=script.parent,
                           env={**CPU, "TMPDIR": str(small)})
         assert result.code == 2, result.output
-        assert re.search(f"the disk of {small} (is full|has 6 MB free|takes no more files), and mpirun's own files go there "
-                         r"\(10 MB\); free some .*, or set TMPDIR to another folder$", result.output, re.MULTILINE)
+        assert re.search(f"the disk of {small} (is full|has 6 MB free|takes no more files), and mpirun's own files go "
+                         r"there \(10 MB\); free some .*, or set TMPDIR to another folder$", result.output, re.M)
 
 
 def test_in_an_allocation_of_slurm_a_job_stays_on_its_machine(script):

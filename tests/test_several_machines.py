@@ -433,8 +433,8 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
             "import check_hosts as check\n"
             "wanted = {'scripts': [sys.argv[1]], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
             "          'interface': None, 'address': '127.0.0.1', 'ports': [int(os.environ['PORT'])], 'first': True}\n"
-            "here = check.probe(wanted)\n"
-            "late = {**here, 'name': 'other', 'clock': here['clock'] - 7200, 'cards': 4, 'cut': 'No route to host'}\n"
+            "here = {**check.probe(wanted), 'ahead': 0}\n"
+            "late = {**here, 'name': 'other', 'ahead': -7200, 'cards': 4, 'cut': 'No route to host'}\n"
             "rows, faults = check.judge([here, late], here, [('a', 8), ('b', 8)], wanted)\n"
             "check.print_table(rows)\n"
             "print(*faults, sep='\\n')\n")

@@ -21,6 +21,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -141,7 +142,9 @@ def address_of(host):
 
 
 def is_here(host):
-    """Is it an address of this machine?"""
+    """Is it an address of this machine? Of those of its loopback, mpirun knows the first only."""
+    if re.match(r"127\.(?!0\.0\.1$)", host):
+        return False
     with socket.socket() as server, contextlib.suppress(OSError):
         server.bind((address_of(host) or "unknown", 0))
         return True
@@ -163,8 +166,20 @@ def ask(host, wanted):
         return f"it gave no answer within {SECONDS} s: is it overloaded, or a network drive stuck?"
     except OSError as error:
         return f"{command[0]} cannot be run: {error.strerror}; name an ssh client in SSH"
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
+    if done.returncode:
+        return why_failed(host, command, done)
+    try:
+        answer = json.loads((done.stdout.splitlines() or [""])[-1])
+        return {**answer, "ahead": round(answer["clock"] - time.time())}
+    except (ValueError, TypeError, KeyError):
+        return (f"it ran {sys.executable}, but its answer is '{done.stdout[-60:].strip()}': does "
+                "its shell, or the command in SSH, print or drop lines?")
+
+
+def why_failed(host, command, done):
+    """Why an ssh gave no answer, a subprocess.CompletedProcess; a sentence."""
+    if done.returncode < 0:
+        return f"{command[0]} was ended by {signal.strsignal(-done.returncode)}; try it by hand"
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     if done.returncode != 255:  # 255 is ssh's own
         return (f"{sys.executable} does not run there ({said}); install the same environment at "
@@ -216,7 +231,7 @@ def judge(answers, here, hosts, wanted):
         if here["data"] is not None:
             fault = compare_data(answer["data"], here["data"], wanted["data"])
             check("data", not fault, "ok" if answer["data"] else "none", fault)
-        seconds = round(answer["clock"] - time.time())
+        seconds = answer["ahead"]
         check("clock", abs(seconds) < 3600, f"{seconds:+d} s",
               f"its clock is {seconds:+d} s off; set it (NTP)")
         if answer["cards"] and os.getenv("DEVICE_TARGET") != "CPU":

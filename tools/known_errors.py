@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "known_errors.txt"
 TAIL_LINES, TAIL_BYTES, MOST_BYTES = 200, 1 << 20, 256 << 20
+EDGE, LONG = 10_000, 5_000  # explain() looks at so many lines at each end of a log, at so many characters of each
 # How much memory was asked for when there was none: as MindSpore on CPU, Ascend and GPU, NumPy and CUDA say it.
 ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[|Alloc device memory ?\[|for size: |"
                    r"Unable to allocate |tried to allocate |bytesize=)(\d+(?:\.\d+)?) ?([KMGTPE]i?B|B)?", re.I)
@@ -156,14 +157,17 @@ def explain(names):
             print(f"doctor.py: cannot read {name}: {error.strerror}{way}", file=sys.stderr)
             return 2
         lines = text.splitlines()
-        found = find(lines, entries)
+        passed_over = max(0, len(lines) - 2 * EDGE)
+        looked_at = [line[:LONG] for line in (*lines[:EDGE], *lines[EDGE + passed_over:])]
+        found = [(entry, number + passed_over * (number > EDGE)) for entry, number in find(looked_at, entries)]
         for entry, number in found:
             print(f"{name}:{number}: {lines[number - 1].strip()[:200]}\n    means: {entry['means']}\n"
                   f"    do:    {entry['do']}")
         if found:
             code = 0
         else:
-            print(f"{name}: no message that is known here, in {len(lines)} lines; see TROUBLESHOOTING.md")
+            where = f"the first and last {EDGE} of {len(lines)}" if passed_over else len(lines)
+            print(f"{name}: no message that is known here, in {where} lines; see TROUBLESHOOTING.md")
     return code
 
 
