@@ -86,10 +86,8 @@ class Plan:
         """
         if self.source(node):
             return self.source(node)
-        for cell in node.name.split("/"):  # "optimizer-Lamb": what it works on are other cells' lines
-            kind = getattr(nn, cell.rpartition("-")[2], None)
-            if isinstance(kind, type) and issubclass(kind, nn.Optimizer):
-                return f"of nn.{kind.__name__}"
+        if optimizer_of(node.name):  # what it works on are other cells' lines
+            return optimizer_of(node.name)
         makers = {other.output: other for other in self.nodes}
         for forward in (False, True):
             seen, front = {node.output}, [node]
@@ -124,6 +122,13 @@ def user_lines(text):
             end = next(j for j in range(i + 1, len(lines) + 1) if j == len(lines) or lines[j][:6].strip())
             found.setdefault(match.group(1), []).append(graph_ir.user_line(lines[i:end]))
     return found
+
+
+def optimizer_of(scope):
+    """"of nn.Lamb" for a node's scope such as Default/optimizer-Lamb/Mul-op0, or ""."""
+    kinds = [getattr(nn, cell.rpartition("-")[2], None) for cell in scope.split("/")]
+    return next((f"of nn.{kind.__name__}" for kind in kinds if isinstance(kind, type) and issubclass(
+        kind, nn.Optimizer)), "")
 
 
 def flow_line(text):
@@ -229,8 +234,11 @@ def read(model_bytes, phase, layouts, text=""):
             if attribute.name == "shape":
                 node.planned = planned_outputs(attribute)
         if primitive is None or op in FLOW:
-            raise PlanError(f"{flow_line(text)}control flow that is decided while the graph runs ({op}) is not "
-                            "computed: write the loop or the condition in Python, outside the graph", by_all=True)
+            line, optimizer = flow_line(text), optimizer_of(node.name)
+            remedy = ("write the loop or the condition in Python, outside the graph" if line or not optimizer else
+                      "take another optimizer")
+            raise PlanError(f"{line}control flow that is decided while the graph runs "
+                            f"({', '.join(filter(None, [op, optimizer]))}) is not computed: {remedy}", by_all=True)
         for attribute in primitive.attribute:
             try:
                 node.attributes[attribute.name] = value_of(attribute)

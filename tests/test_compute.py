@@ -229,7 +229,8 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
 @pytest.mark.parametrize(("fault", "told"), [
     ("control_flow", r"faults\.py:\d+: control flow that is decided while the graph runs \(\w+\)"),
     ("no_kernel", r"the CPU cannot compute NPUAllocFloatStatus \(.+faults\.py:\d+"),
-    ("optimizer", r"the CPU cannot compute Lamb \(of nn\.Lamb, "),
+    ("Lamb", r"the CPU cannot compute Lamb \(of nn\.Lamb, "),
+    ("ASGD", r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
     ("one_leaves", r"out of step: rank 0 is at a run of graph 1 \(\S+faults\.py:\d+\); rank 1 is at its end$"),

@@ -35,8 +35,8 @@ net = Net(fault)
 x = Tensor(np.full((8, 8), 1 + get_rank() * (fault == "other_batch")), ms.float32)
 if fault == "pynative_trains":
     net = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
-if fault == "optimizer":
-    net = nn.TrainOneStepCell(net, nn.Lamb(net.trainable_params(), 0.1))
+if fault in ("Lamb", "ASGD"):
+    net = nn.TrainOneStepCell(net, getattr(nn, fault)(net.trainable_params(), 0.1))
 for step in range(2):
     if fault == "one_leaves" and step == 1 and get_rank() == 1:
         break
