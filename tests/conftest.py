@@ -1,5 +1,7 @@
 """Data sets that many tests read: made once by the project's own tool."""
 
+import os
+
 import jobs
 import pytest
 
@@ -36,6 +38,17 @@ def mnist(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def cifar10(tmp_path_factory):
+def cifar10_whole(tmp_path_factory):
     """The folder cifar-10-batches-bin of a synthetic set."""
     return make_dataset(tmp_path_factory, "cifar10") / "cifar-10-batches-bin"
+
+
+@pytest.fixture(scope="session")
+def cifar10(cifar10_whole, tmp_path_factory):
+    """The same with one of five files to train on, for each rank reads all of them at its start."""
+    def make(folder):
+        for name in ("data_batch_1.bin", "test_batch.bin"):
+            (folder / cifar10_whole.name).mkdir(exist_ok=True)
+            os.link(cifar10_whole / name, folder / cifar10_whole.name / name)
+
+    return jobs.made_once(tmp_path_factory, "data set small cifar10", make) / cifar10_whole.name

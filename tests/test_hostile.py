@@ -483,7 +483,7 @@ def test_what_mindspore_reads_beside_the_cifar10_files(name, kind, refused, cifa
     for file in ("data_batch_1.bin", "test_batch.bin"):
         (tmp_path / file).symlink_to(cifar10 / file)
     place = tmp_path / name
-    {"junk": lambda: place.write_bytes(b"junk"), "copy": lambda: place.symlink_to(cifar10 / "data_batch_2.bin"),
+    {"junk": lambda: place.write_bytes(b"junk"), "copy": lambda: place.symlink_to(cifar10 / "data_batch_1.bin"),
      "folder": place.mkdir, "link": lambda: place.symlink_to("nowhere")}[kind]()
     said = said_of(cifar10_files.cifar10_folder, tmp_path)
     read = [images(ds.Cifar10Dataset(str(tmp_path), usage=usage)) for usage in ("train", "test")]

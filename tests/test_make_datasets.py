@@ -51,12 +51,12 @@ def test_mnist_holds_real_digits_stratified(mnist):
     assert len(np.unique(together, axis=0)) > 4990, "train and test overlap"
 
 
-def test_cifar10_has_the_binary_layout_and_can_be_learnt(cifar10):
+def test_cifar10_has_the_binary_layout_and_can_be_learnt(cifar10_whole):
     names = [f"data_batch_{number}.bin" for number in range(1, 6)] + ["test_batch.bin"]
     records = {}
     for name in names:
-        assert (cifar10 / name).stat().st_size == 10_000 * 3073
-        records[name] = np.fromfile(cifar10 / name, np.uint8).reshape(10_000, 3073)
+        assert (cifar10_whole / name).stat().st_size == 10_000 * 3073
+        records[name] = np.fromfile(cifar10_whole / name, np.uint8).reshape(10_000, 3073)
         assert np.bincount(records[name][:, 0]).tolist() == [1000] * 10
     train, test = records[names[0]][:2000], records["test_batch.bin"][:1000]
     assert nearest_mean_accuracy(train[:, 1:] / 255.0, train[:, 0], test[:, 1:] / 255.0, test[:, 0]) > 0.5
@@ -116,13 +116,13 @@ def test_a_set_that_is_there_is_not_made_again(name, options, others, tmp_path):
     assert digest(folder) == before
 
 
-def test_cifar10_names_the_folder_that_launchers_take_and_accepts_it(cifar10, tmp_path):
+def test_cifar10_names_the_folder_that_launchers_take_and_accepts_it(cifar10_whole, tmp_path):
     inner = tmp_path / "data" / "cifar-10-batches-bin"
     inner.parent.mkdir()
     (inner.parent / "mnist").mkdir()
     made = jobs.succeeded(make(inner, "cifar10"))
     assert made.output.splitlines()[-1] == f"cifar10: {inner}"
-    assert digest(inner) == digest(cifar10)
+    assert digest(inner) == digest(cifar10_whole)
     assert sorted(path.name for path in inner.parent.iterdir()) == ["cifar-10-batches-bin", "mnist"]
     for folder in (inner, inner.parent):
         again = jobs.succeeded(make(folder, "cifar10"))

@@ -32,8 +32,8 @@ def test_a_page_and_its_twin(name):
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_the_commands_of_a_page_print_what_it_shows(name, mnist, cifar10, tmp_path):
-    session = readmes.Session(PAGES[name], tmp_path, {"MNIST": mnist, "CIFAR10": cifar10})
+def test_the_commands_of_a_page_print_what_it_shows(name, mnist, cifar10_whole, tmp_path):
+    session = readmes.Session(PAGES[name], tmp_path, {"MNIST": mnist, "CIFAR10": cifar10_whole})
     problems = session.run()
     assert not problems, "\n".join(problems)
     assert session.outputs

@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
 
@@ -42,10 +41,9 @@ if "mindspore" in sys.modules and os.getenv("GLOG_v") == "3":  # noqa: SIM112  #
         core = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
         ctypes.c_int.in_dll(core, "_ZN3fLI17FLAGS_minloglevelE").value = 2  # errors, as GLOG_v=3
 elif "mindspore" not in sys.modules and gc.isenabled():
-    if not os.path.exists("/dev/davinci_manager"):  # 400 modules, a tenth of the import, list what runs on Ascend only
-        sys.modules["mindspore.ops._op_impl.aicpu"] = types.ModuleType("mindspore.ops._op_impl.aicpu")
+    _quick = beside("quick_import.py")
     with contextlib.suppress(ImportError):  # the script will say it
-        beside("quick_import.py")["import_mindspore"]()
+        _quick["import_mindspore"](() if os.path.exists("/dev/davinci_manager") else _quick["ASCEND_ONLY"])
 gc.freeze()  # MindSpore collects garbage after each graph; to look through what an import has made would take long
 beside("loss_lines.py")
 _ending = beside("ending.py")

@@ -42,6 +42,7 @@ OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
 EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
+MSRUN = str(Path(__file__).with_name("msrun.py"))
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
 MOVING = progress.Progress()
@@ -255,8 +256,8 @@ class Job:
                 self.popen(ranks, {**env, "RANK_ID": str(rank), "RANK_SIZE": str(args.n), "DEVICE_TARGET": args.target,
                                    "DEVICE_ID": args.devices[rank]})
         elif args.launcher == "msrun":
-            self.popen(["msrun", f"--worker_num={args.n}", f"--local_worker_num={len(args.local)}", "--join=True",
-                        f"--log_dir={args.logs}", "--tail_worker_log=-1",
+            self.popen([sys.executable, MSRUN, f"--worker_num={args.n}", f"--local_worker_num={len(args.local)}",
+                        "--join=True", f"--log_dir={args.logs}", "--tail_worker_log=-1",
                         *(args.command or [f"--master_port={free_port()}"]), *ranks[1:]], env)
         else:
             # Where this folder's path has a ':', mpirun would cut that of the logs there.
@@ -269,7 +270,7 @@ class Job:
 
     def popen(self, command, env):
         # msrun would leave its log followers behind; it ends with its ranks, whose agents notice.
-        by = 0 if command[0] == "msrun" else signal.SIGTERM
+        by = 0 if MSRUN in command else signal.SIGTERM
         with open(self.log, "ab") as log:
             self.started.append(subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
