@@ -20,9 +20,8 @@ from pathlib import Path
 
 import binding
 import linux
-import saving
-import stacks
 
+HERE = Path(__file__).resolve().parent
 UTF8 = {"PYTHONIOENCODING": "utf-8:backslashreplace"}  # what scripts print is read as that, in any locale
 
 
@@ -44,7 +43,7 @@ class Agent:
         binding.bind(env)
         self.scheduler = env.get("MS_ROLE") == "MS_SCHED"  # msrun starts it as it starts a rank; it is not one
         self.words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env.update(UTF8, PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()), RANKS_SAVING=saving.__file__)
+        env.update(UTF8, PYTHONUNBUFFERED="1", RANKS_WORDS=str(theirs.fileno()), RANKS_SAVING=str(HERE / "saving.py"))
         if not self.scheduler:
             env.update(RANKS_RANK=self.rank)
         self.script = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -107,7 +106,7 @@ class Agent:
         """The launcher asks for something, or is gone."""
         for request in map(json.loads, take_lines(receive(link) or self.end(), self.asked)):
             if "look" in request:  # this would take too long here
-                look = subprocess.Popen([sys.executable, stacks.__file__, str(self.script.pid)],
+                look = subprocess.Popen([sys.executable, HERE / "stacks.py", str(self.script.pid)],
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         preexec_fn=linux.die_with_parent)  # noqa: PLW1509  # safe: there is one thread
                 self.files.register(look.stdout, selectors.EVENT_READ, self.take_in)
