@@ -135,6 +135,9 @@ def parse_json(data: bytes, report: Report) -> Any:
     def refuse_constant(name: str) -> None:  # NaN and Infinity, which Python would accept and HCCL does not
         raise ValueError(f"{name} is not a JSON value")
 
+    if data and not data.strip(b"\0"):
+        report.fault("file", "holds NUL bytes only, as after a power loss", "write it anew with: rank_table.py make")
+        return None
     encoding = json.detect_encoding(data)
     if encoding != "utf-8":
         what = "starts with a byte order mark" if encoding == "utf-8-sig" else f"is {encoding} text"
@@ -299,7 +302,7 @@ def check_status_and_version(table: Object, chip: str | None, report: Report) ->
 
 
 def check_server_count(table: Object, servers: int, report: Report) -> None:
-    mend = f'write "{servers}"'
+    mend = f'write "{servers}"' if servers else "write the number of servers in server_list"
     if "server_count" not in table:
         report.warn("server_count", "is missing; HCCL then counts server_list itself", mend)
         return

@@ -169,13 +169,14 @@ def test_cdpath_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp
 
 @pytest.mark.parametrize(("closed", "env"), [
     (">&-", {}), ("2>&-", {}), ("<&- >&- 2>&-", {}), ("", {"PYTHONSAFEPATH": "1"}),
-    ("", {"PYTHONINSPECT": "1"}), (">/dev/full 2>&1", {}), ("| true", {})])
+    ("", {"PYTHONINSPECT": "1"}), (">/dev/full 2>&1", {}), (">/dev/full", {}), ("| true", {})])
 def test_closed_outputs_and_an_odd_python(closed, env, tmp_path):
     (tmp_path / "rank.py").write_text("import os\nprint('rank', os.environ['OMPI_COMM_WORLD_RANK'])\n")
     start = f"'{jobs.PYTHON}' '{MNIST}/ranks.py' -n 2 --logs logs rank.py {closed}; echo ${{PIPESTATUS[0]}} >code"
     result = jobs.run("bash", "-c", start, cwd=tmp_path, env=env)
     assert (tmp_path / "code").read_text() == "0\n", result.output
     assert [(tmp_path / f"logs/1/rank.{rank}/stdout").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
+    assert result.output.count("lines are missing here") == (closed == ">/dev/full")
     assert "Traceback" not in result.output
     assert not result.left_over
 

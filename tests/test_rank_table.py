@@ -218,6 +218,7 @@ AT_THE_PLACE = [
 BY_TEXT = [
     (b"", "file", "is empty"),
     (b" \n", "file", "is empty"),
+    (b"\0" * 999, "file", "holds NUL bytes only, as after a power loss"),
     (('"status"', ', "status"'), "line 1 column", "is not JSON"),
     (('"completed"}', '"completed"'), "line 1 column", "is not JSON"),
     (("{", "{ // ours\n"), "line 1 column 3", "is not JSON"),
@@ -289,6 +290,11 @@ def test_all_faults_are_reported_in_one_run(tmp_path):
                "server_list[1].device[5].device_ip": "192.1.27.8"}
     stderr = failed(run("check", write(tmp_path / "table.json", changed(16, changes)), "--size", 8))
     assert sorted(where for where, _ in findings(stderr, "fault")) == sorted([*changes, "server_list"])
+
+
+def test_where_there_is_no_server_none_is_counted(tmp_path):
+    stderr = failed(run("check", write(tmp_path / "table.json", {})))
+    assert "mend: write the number of servers in server_list" in stderr
 
 
 def test_a_table_of_a5_is_named_and_not_checked(tmp_path):

@@ -645,6 +645,9 @@ def main(argv):
         code = ended.code if isinstance(ended.code, int) else 1
         if code != ended.code:
             say(ended.code, sys.stderr)
+    if SPEECH.full:
+        say(f"{args.name}: lines are missing here: where this output goes, the disk is full (df -h); the ranks' logs have "
+            "all", sys.stderr)
     return job_report.finish(args, code, say)
 
 

@@ -1,6 +1,6 @@
 """What a launcher prints. It waits for a reader that pauses (Ctrl-S, `| less`), but not once the job is to be ended."""
 
-import contextlib
+import errno
 import os
 import select
 import sys
@@ -36,6 +36,7 @@ class Speech:
     def __init__(self, moving):
         self.moving = moving
         self.job = None  # the one that runs: a signal comes to its wake, its args have the --time-limit
+        self.full = False  # was there no room for a line where they go?
         self.hurry = None  # a signal has come, or the time is over: so long a line may wait now, in seconds
 
     def say(self, line, to=None):
@@ -43,10 +44,12 @@ class Speech:
         to = to or sys.stdout
         for file in getattr(to, "files", [to]):
             rest = f"{line}\n".encode(file.encoding, file.errors)
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 while rest and self.room(file):
                     self.moving.clear()
                     rest = rest[os.write(file.fileno(), rest[:select.PIPE_BUF]):]
+            except (OSError, ValueError) as error:
+                self.full |= getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
     def room(self, file):
         if self.hurry is None and self.job:
