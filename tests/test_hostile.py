@@ -176,7 +176,7 @@ def test_closed_outputs_and_an_odd_python(closed, env, tmp_path):
     result = jobs.run("bash", "-c", start, cwd=tmp_path, env=env)
     assert (tmp_path / "code").read_text() == "0\n", result.output
     assert [(tmp_path / f"logs/1/rank.{rank}/stdout").read_text() for rank in range(2)] == ["rank 0\n", "rank 1\n"]
-    assert result.output.count("lines are missing here") == (closed == ">/dev/full")
+    assert result.output.count("lines are missing: where") == (closed == ">/dev/full")
     assert "Traceback" not in result.output
     assert not result.left_over
 

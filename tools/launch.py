@@ -646,8 +646,8 @@ def main(argv):
         if code != ended.code:
             say(ended.code, sys.stderr)
     if SPEECH.full:
-        say(f"{args.name}: lines are missing here: where this output goes, the disk is full (df -h); the ranks' logs have "
-            "all", sys.stderr)
+        say(f"{args.name}: lines are missing: where this output goes, the disk is full (df -h); the ranks' logs have all",
+            sys.stderr)
     return job_report.finish(args, code, say)
 
 
