@@ -646,7 +646,7 @@ def main(argv):
         if code != ended.code:
             say(ended.code, sys.stderr)
     if SPEECH.full:
-        say(f"{args.name}: lines are missing: where this output goes, the disk is full (df -h); the ranks' logs have all",
+        say(f"{args.name}: lines are missing: where this output goes, the disk is full; the ranks' logs are whole",
             sys.stderr)
     return job_report.finish(args, code, say)
 
