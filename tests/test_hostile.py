@@ -662,12 +662,13 @@ def test_ctrl_c_before_anything_runs(tmp_path):
 
 # -------------------------------------------------------------------------------------------------------- kill -9
 def started(job, program, timeout=60):
-    """The process id of a program of a job."""
+    """The process id of a program of a job, such as msrun, which tools/msrun.py may be."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         for pid in jobs.marked(job.mark):
             words = jobs.command_of(pid).split(b"\0")
-            if any(os.path.basename(word) == program.encode() for word in words[:2]) and b"--agent" not in words[:3]:
+            names = {os.path.basename(word).decode() for word in words[:2]}
+            if names & {program, f"{program}.py"} and b"--agent" not in words[:3]:
                 return pid
         time.sleep(0.01)
     raise AssertionError(f"no {program} runs:\n{job.output()}")
