@@ -131,7 +131,7 @@ class Checkpoints(Callback):
         one ((0, 0), {}). A file without the end of its epoch has an entry "unfinished".
         """
         for saved, file in sorted(each for each in self.files().items() if each[0] <= limit)[::-1]:
-            parameters = load(file)
+            parameters = load(file) if file.exists() else {}  # a link may lead nowhere
             if "rank_size" in parameters:
                 return saved, parameters
             print(f"warning: {file} is cut off or damaged; passed over", flush=True)

@@ -77,16 +77,16 @@ def join():
 def leave(code=0):
     """End this process with an exit code; if join() prepared it, together with all ranks."""
     global _joined
-    if sys.exc_info()[0]:  # try ... finally: an error on its way ends this process
+    if (error := sys.exc_info()[0]) and not code:  # try ... finally: an error ends this process
         if _more:
             atexit.register(leave, code)  # it was caught, if that is called
     elif _joined or (code and _joined is False):  # else Python ends it: under msrun, on a card
         joined, _joined = _joined, None
-        if joined:  # MindSpore's own clean-up crashes one time in ten, after all results
+        if joined and not error:  # MindSpore's clean-up crashes one time in ten, after all results
             _more.get("end_threads", abs)(240)  # first: who waits alone loses the scheduler
             _meet()
             _end_mpi(60)
-        _more["finish_writing"]() if _more else sys.stdout.flush()
+        _more["finish_writing"](alone=bool(error)) if _more else sys.stdout.flush()
         os._exit(int(code or 0))
 
 
@@ -165,7 +165,7 @@ def main(argv):
         return print(text.split("\nset -")[0].replace("\n# ", "\n").partition("\n")[2])
     script = next(place for place, word in enumerate(given) if word.endswith(".py"))
     size, command = given[given.index("-n") + 1], [given[script], *argv[len(given) + 1:]]
-    needing = [word for word in given[:script] if re.match("--(host|table|dry-run)", word)]
+    needing = [word for word in given[:script] if re.match("--(host|table|dry|time|re|on-)", word)]
     needing += sorted({*given[script + 1:]} - {"--launcher", "mpirun", "msrun"})
     if needing or not re.fullmatch("[1-9][0-9]*", size):
         print(f"{needing[0]} needs the folder tools/ beside {HERE.name}/; copy it there" if needing

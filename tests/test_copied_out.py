@@ -40,6 +40,10 @@ def test_what_needs_tools_says_so_and_bad_data_is_one_sentence(tmp_path):
     result = jobs.run("bash", tmp_path / "mnist_ddp" / "run_msrun.sh", "nowhere", 2, "--nodes", 2, cwd=tmp_path)
     assert result.code == 2
     assert "--nodes needs the folder tools/ beside mnist_ddp/; copy it there" in result.output
+    result = jobs.run(jobs.PYTHON, tmp_path / "mnist_ddp" / "ranks.py", "-n", 2, "--time-limit", "3s", "--report", "r",
+                      tmp_path / "mnist_ddp" / "train_ddp.py", cwd=tmp_path)
+    assert (result.code, result.output) == (
+        2, "--time-limit needs the folder tools/ beside mnist_ddp/; copy it there\n")
     for size in ("0", "２"):
         result = jobs.run("bash", tmp_path / "mnist_ddp" / "run.sh", "nowhere", size, cwd=tmp_path)
         assert result.code == 2

@@ -546,6 +546,21 @@ LEAVING = {
                    "last.join()\n"}
 
 
+def test_leave_in_an_except_block_ends_a_rank_with_its_code(tmp_path):
+    """Whatever the script does behind it, and though the other rank waits for more."""
+    script = (f"{JOINS}from mindspore import ops\ntry:\n    if ms.communication.get_rank() == 1:\n        1 / 0\n"
+              "    ops.AllReduce()(ms.Tensor([1.0])).asnumpy()\nexcept ZeroDivisionError as error:\n"
+              "    held = open('why', 'w')\n    held.write('divided')\n    ranks.leave(4)\n    print('goes on')\n"
+              "ranks.leave()\n")
+    with start(tmp_path, script, 2, "--", RANKS.parent) as job:
+        result = job.finish(60)
+    assert result.code == 4, result.output
+    assert "rank 1 failed, exit code 4. The end of " in result.output
+    assert "goes on" not in result.output
+    assert (tmp_path / "why").read_text() == "divided"
+    assert not result.left_over
+
+
 @pytest.mark.parametrize(("launcher", "how"), [("mpirun", "plainly"), ("table", "plainly"), *(
     ("msrun", how) for how in LEAVING), ("mpirun", "in a thread")])
 def test_the_exit_code_that_a_script_gives_to_leave(launcher, how, tmp_path):

@@ -120,6 +120,9 @@ def test_the_scripts_own_options(launcher, option, tmp_path):
     (("--logs", "a:b"), "--logs a:b: mpirun takes no : in its name; name another folder"),
     (("--", ":"), "mpirun ends a command at an option that is only ':'"),
     (("--report", "."), "it is no ordinary file"),
+    (("--report", "/dev/stdout"), "it is no ordinary file"),
+    (("--report", "rank.py"), "rank.py cannot be written: it is there, and holds other things than a report; name"),
+    (("--logs", "."), "--logs . names a folder that holds other things"),
     (("--report", "nowhere/report.json"), "nowhere/report.json cannot be written: No such file or directory; name"),
 ])
 def test_bad_options_are_one_line_before_the_start(given, sentence, script):
@@ -221,11 +224,12 @@ def test_a_signal_before_the_ranks_is_in_the_report(script):
 
 
 def test_a_report_is_whole_or_not_there(script):
-    (script.parent / "report.json").write_text("of an earlier job")
+    earlier = '{\n "exit_code": 0,\n "of": "an earlier job"\n}\n'
+    (script.parent / "report.json").write_text(earlier)
     with jobs.Job(*command(script, "--report", "report.json", then=("sleep",)), cwd=script.parent, env=CPU) as job:
         job.wait_for(r"\[rank 1\] sleeping")
         os.kill(job.process.pid, signal.SIGKILL)
-    assert (script.parent / "report.json").read_text() == "of an earlier job"
+    assert (script.parent / "report.json").read_text() == earlier
     assert not list(script.parent.glob(".report*"))
 
 

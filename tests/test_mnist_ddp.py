@@ -68,7 +68,13 @@ def test_run_sh_trains_two_ranks(mnist, tmp_path):
 
 
 def test_run_msrun_sh_trains_three_ranks(mnist, tmp_path):
-    result = jobs.run("bash", LESSON / "run_msrun.sh", mnist, 3, "--", *OPTIONS, cwd=tmp_path)
+    """Also where there is no python on the PATH, but a python3."""
+    jobs.stand_in(tmp_path / "bin" / "python3", f"exec '{jobs.PYTHON}' \"$@\"")
+    (tmp_path / "bin" / "msrun").symlink_to(Path(jobs.PYTHON).with_name("msrun"))
+    for name in ("bash", "dirname", "readlink"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    result = jobs.run("bash", LESSON / "run_msrun.sh", mnist, 3, "--", *OPTIONS, cwd=tmp_path,
+                      env={"PATH": str(tmp_path / "bin")})
     check_training(result, tmp_path, 3, msrun_log, mnist)
 
 

@@ -40,10 +40,14 @@ def prepare(args):
 
 
 def place_of(name):
-    """Where links lead; OSError for what must not be replaced by a file: folders, /dev/null."""
+    """Where links lead; OSError for what must not be replaced by a file: folders, /dev/stdout, what is no report."""
     path = os.path.realpath(name)
-    if os.path.lexists(path) and not os.path.isfile(path):
+    if (os.path.lexists(path) and not os.path.isfile(path)) or re.match("/dev/(?!shm/)|/proc/", name):
         raise OSError(0, "it is no ordinary file")
+    if os.path.isfile(path) and os.path.getsize(path):
+        with open(path, "rb") as file:
+            if not re.match(rb'\{\s*"exit_code": ', file.read(99)):
+                raise OSError(0, "it is there, and holds other things than a report")
     return path
 
 

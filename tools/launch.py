@@ -42,6 +42,7 @@ OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
 EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
+OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
 MSRUN = str(Path(__file__).with_name("msrun.py"))
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
@@ -93,6 +94,7 @@ def check(args):
             (not importlib.util.find_spec("mindspore"),
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
+            (args.logs in (".", ".."), f"--logs {args.logs} {OTHER_THINGS}"),
             (args.launcher == "mpirun" and ":" in (args.logs or ""),
              f"--logs {args.logs}: mpirun takes no : in its name; name another folder"),
             (args.launcher == "mpirun" and ":" in args.options,
@@ -172,8 +174,7 @@ def new_folders(args, names):
             raise ValueError(f"{name} is there and is no folder; move it, or start in another folder")
         named = name == args.logs and name not in ("log_output", "log_msrun") and os.path.isdir(name)
         if named and os.listdir(name) and not OWN_LOGS & {*os.listdir(name)}:
-            raise ValueError(f"--logs {name} names a folder that holds other things, which would be moved aside; name "
-                             "a new one")
+            raise ValueError(f"--logs {name} {OTHER_THINGS}")
     stamp = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
     aside = next(name for name in (stamp + f".{number}" * (number > 1) for number in itertools.count(1))
                  if not os.path.lexists(name))
