@@ -242,7 +242,7 @@ class Computation:
                 raise PlanError(
                     f"the CPU cannot compute {where(self.plan, node)} as the plan wants it "
                     f"({reason(error)}); use another operator there, or train "
-                    "this network on cards only") from error
+                    f"this network on cards only{self.or_whole(node)}") from error
             for place in frees:
                 values[place] = None
         results = [values[place] for place in self.outputs]
@@ -280,6 +280,18 @@ class Computation:
                           "slice, as that of nn.SoftmaxCrossEntropyWithLogits(sparse=True) does, and gradients become "
                           "too large. Use nn.CrossEntropyLoss, or ops.ReduceMean() of all losses", flush=True)
                     return
+        if mine and self.links.rank == 0 and not self.divides_gradients():
+            print("computed on CPU: this plan adds up the gradients of all ranks and does not divide them by their "
+                  "number, so they are too large. MindSpore plans so where the function that is differentiated returns "
+                  "more than its loss (has_aux=True, or a tuple). Return the loss alone", flush=True)
+
+    def divides_gradients(self):
+        """Does the plan divide by the number of ranks what it adds up, as MindSpore has it do for a loss on all ranks?
+
+        It calls the gradients of its own operators so (parallel/step_parallel.cc: InsertVirtualDivOp, InsertMirrorOps).
+        """
+        names = [node.name for node in self.plan.nodes]
+        return not any("Grad__Mirror" in name for name in names) or any("Grad__VirtualDiv" in name for name in names)
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""
@@ -290,7 +302,17 @@ class Computation:
             if isinstance(leaf, Tensor) and min(shape, default=0) >= 0 and (
                     tuple(leaf.shape) != shape or leaf.dtype != dtype):
                 raise PlanError(f"{where(self.plan, node)} made {leaf.dtype} {tuple(leaf.shape)} where the plan has "
-                                f"{dtype} {shape}: on the CPU this operator differs from the card's")
+                                f"{dtype} {shape}: on the CPU this operator differs from the card's"
+                                f"{self.or_whole(node)}")
+
+    def or_whole(self, node):
+        """In the first step: what else may be wrong with an operator that takes a parameter, for a sentence."""
+        loads = {load.output: load.inputs[0] for load in self.plan.nodes if load.op == "Load"}
+        for name in node.inputs if not self.checked else ():
+            if parameter := self.plan.parameters.get(loads.get(name, name)):
+                return (f"; or, if an operator such as ops.zeros_like() has used parameter {parameter!r} "
+                        "before the first step: it could not be cut then; read it by asnumpy(), write it by set_data()")
+        return ""
 
 
 def unlike_replicas(replicas, links):

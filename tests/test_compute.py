@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
 from jobs import PATIENCE, PYTHON, REPO, UNSHARE, Job, command_of, made_once, marked, parameters, run, succeeded
@@ -233,6 +234,7 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
     ("ASGD", r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
+    ("used_early", r"MatMul .*; or, if an operator such as ops.* has used parameter 'weight' before the first step:"),
     ("one_leaves", r"out of step: rank 0 is at a run of graph 1 \(\S+faults\.py:\d+\); rank 1 is at its end$"),
     ("one_sleeps", r"rank 0 has waited 5 s at a run of graph 1, for the other ranks to come there$"),
     ("other_batch", 'full_batch" says that all ranks bring the same batch, and rank 1 brings another one than rank 0:'),
@@ -247,6 +249,38 @@ def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
     assert re.search(told, done.output, re.MULTILINE), done.output
     assert "Traceback" not in done.output
     assert not done.left_over
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_gradients_that_are_n_times_too_large_are_told(told, tmp_path):
+    """MindSpore plans them where the function that is differentiated returns more than its loss."""
+    (tmp_path / "net.py").write_text(f"""
+import os
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.communication import init
+ms.set_context(mode=ms.GRAPH_MODE)
+if "OMPI_COMM_WORLD_SIZE" in os.environ:
+    init()
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
+def forward(x):
+    logits = net(x)
+    return ((logits ** 2).mean(), logits) if {told} else (logits ** 2).mean()
+gradients_of = ms.value_and_grad(forward, None, net.trainable_params(), has_aux={told})
+@ms.jit
+def gradients(x):
+    value, gradients = gradients_of(x)
+    return value, gradients[0]
+value, gradient = gradients(Tensor(np.arange(64).reshape(8, 8) % 5, ms.float32))
+print("gradient", float(abs(gradient.asnumpy()).sum()))
+""")
+    done = succeeded(compute(2, "net.py", cwd=tmp_path))
+    found = [float(each) for each in re.findall(r"gradient (\S+)$", done.output, re.MULTILINE)]
+    alone, = re.findall(r"gradient (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output)
+    assert found == pytest.approx([float(alone) * (2 if told else 1)] * 2, rel=1e-5)
+    assert done.output.count("does not divide them by their number, so they are too large") == told
 
 
 @pytest.mark.parametrize(("loss", "told"), [

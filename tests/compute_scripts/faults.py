@@ -42,6 +42,8 @@ for step in range(2):
         break
     if fault == "one_sleeps" and step == 1 and get_rank() == 1:
         time.sleep(60)
+    if fault == "used_early" and step == 0:
+        ops.zeros_like(net.weight)
     if fault == "cut_twice" and step == 1:
         held, net = net.weight, Net(fault)
         net.weight, net.matmul = held, ops.MatMul().shard(((2, 1), (1, 1)))
