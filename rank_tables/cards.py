@@ -99,7 +99,7 @@ def run_tool(*command: str) -> tuple[int, str]:
         return -1, f"gave no answer in {TOOL_SECONDS} s"
     except OSError as error:
         return -1, f"cannot be run ({error.strerror})"
-    return done.returncode, done.stdout.decode("utf-8", "replace")
+    return done.returncode, done.stdout.decode("utf-8", "replace") or "was killed" * (done.returncode < 0)
 
 
 def ask_address(tool: str, device_id: int) -> tuple[Address | None, str]:
@@ -136,12 +136,13 @@ def check_cards(devices: list[int], first_rank: int) -> None:
         warn("npu-smi is not on the PATH; whether the cards are free was not checked")
         return
     code, listing = run_tool("npu-smi", "info")
-    if code < 0:
-        raise Refusal(f"npu-smi {listing}; look at dmesg and the driver")
     if "-8020" in listing:
         raise Refusal("npu-smi says that a card is in use by another container (-8020): give each container cards of "
                       "its own, stop the other one, or start both with --privileged")
     cards = {card.number: card for card in list_cards(listing)}
+    if code and not cards:
+        failed = f" (exit code {code})" * (code > 0)
+        raise Refusal(f"npu-smi{failed} {listing.strip() or 'says nothing'}; look at dmesg and the driver")
     for rank, device in enumerate(devices, first_rank):
         if device not in cards:
             raise Refusal(f"rank {rank} needs card {device}, which npu-smi does not list; it lists: "

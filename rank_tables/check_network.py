@@ -80,7 +80,7 @@ def main() -> int:
     for card, peer in pairs:
         code, said = run_tool(tool, "-i", str(card.device_id), "-netdetect", "-s", "address", str(peer.device_ip))
         if code != 0:
-            refused[card] = f"cannot set the address to detect: {' '.join(said.split())}"
+            refused[card] = f"cannot set the address to detect: {' '.join(said.split()) or f'exit code {code}'}"
     deadline, bad = time.monotonic() + int(seconds), 0  # for all cards together
     for card, peer in pairs:
         said = refused.get(card) or read_health(tool, card.device_id, deadline)

@@ -110,8 +110,7 @@ def choose_port(args, launch):
     try:  # MindSpore takes no names, and of addresses only these
         host = os.environ["MS_SCHED_HOST"] = socket.gethostbyname(host or "no name")
     except (OSError, UnicodeError):
-        raise ValueError(f"MS_SCHED_HOST is '{host}', which has no IPv4 address; set it to that of the machine with "
-                         "rank 0, such as 10.0.0.1") from None
+        raise ValueError(f"MS_SCHED_HOST is '{host}', which has no IPv4 address; set it to rank 0's machine") from None
     if args.first is not None:
         port = os.environ.setdefault("MS_SCHED_PORT", "28117")
     if port is not None and (not re.fullmatch(r"[1-9]\d{0,4}", port) or int(port) > 65535):

@@ -827,6 +827,23 @@ def test_cards_are_there_free_and_as_the_table_has_them(listing, options, senten
     assert len(done.stderr.splitlines()) == bool(sentence)
 
 
+@pytest.mark.parametrize(("does", "said"), [
+    ("exit 3", " (exit code 3) says nothing"), ("echo no driver; exit 1", " (exit code 1) no driver"),
+    ("kill -9 $$", " was killed")])
+def test_an_npu_smi_that_fails_is_named(does, said, fake):
+    write(Path(fake["PATH"].split(":")[0]) / "npu-smi", f"#!/bin/sh\n{does}\n").chmod(0o755)
+    failed(program("cards.py", "--devices", 0, env=fake), f"npu-smi{said}; look at dmesg and the driver\n", code=2)
+
+
+@pytest.mark.parametrize(("does", "said"), [("exit 3", "exit code 3"), ("kill -9 $$", "was killed")])
+def test_an_hccn_tool_that_fails_is_named(does, said, fake, tmp_path):
+    write(Path(fake["PATH"].split(":")[0]) / "hccn_tool", f"#!/bin/sh\n{does}\n").chmod(0o755)
+    done, lines = walk(fake, TABLES[16], "10.155.111.141")
+    assert done.returncode == 1
+    assert {line[-1] for line in lines} == {f"cannot set the address to detect: {said}"}
+    assert said in failed(run("make", "-o", tmp_path / "new.json", *A, env=fake))
+
+
 def test_without_npu_smi_a_warning_says_what_was_not_checked(bare, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", bare["PATH"])
     monkeypatch.setattr(cards, "Path", lambda _: tmp_path)
