@@ -30,7 +30,7 @@ import plan
 import run_plan
 from collectives import Collectives
 from layouts import Slices, parameters_of
-from modes import nothing_compiled, optimizer_alone, planned_mode
+from modes import NewOptimizer, decides_while_it_runs, nothing_compiled, optimizer_alone, pipeline_by_hand, planned_mode
 from neighbour import of_tools
 from plan import PlanError
 
@@ -83,7 +83,7 @@ class Computer:
     def plan_graph(self, executor, compile_graph, obj, phase, arguments):
         """Plan one graph and prepare its computation; returns what MindSpore's compile returns."""
         self.connect()
-        if wrong := optimizer_alone(obj):
+        if wrong := optimizer_alone(obj) or pipeline_by_hand(obj) or decides_while_it_runs(obj):
             raise PlanError(wrong, by_all=True)
         self.say(f"MindSpore has no {planned_mode()} on CPU: its Ascend plan is computed here")
         # In mpirun's folder, which goes with it even if this process is killed.
@@ -191,6 +191,7 @@ def be_a_cpu(computer):
     MSContext.get_instance().register_check_env_callback(lambda *_: None)  # it would look for the rest of CANN
     MSContext.get_instance().register_set_env_callback(lambda *_: None)
     ms.set_context(device_target="CPU")
+    NewOptimizer.__repr__ = object.__repr__  # MindSpore asks for it while it plans, and it would compute on the card
     of_tools("convolutions.py", "take_over")()
     if "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow

@@ -1,10 +1,10 @@
 """MindSpore's parallel modes that cut a network, and what does not go with them."""
 import mindspore as ms
+from mindspore import nn
 from mindspore.experimental.optim import Optimizer as NewOptimizer
-from mindspore.nn import Optimizer
 
 PLANNED = ("semi_auto_parallel", "auto_parallel")
-OPTIMIZERS = (Optimizer, NewOptimizer)
+OPTIMIZERS = (nn.Optimizer, NewOptimizer)
 WANTED = ("in {} a network must be compiled, together with its optimizer, and {}: in PyNative mode, MindSpore's "
           "default, it runs operator by operator, and nobody cuts it or reduces its gradients. Call "
           "mindspore.set_context(mode=mindspore.GRAPH_MODE), and train by Model.train or nn.TrainOneStepCell")
@@ -20,6 +20,19 @@ def optimizer_alone(obj):
     """What is wrong where an optimizer is about to be compiled without its network in such a mode; else ""."""
     alone = planned_mode() and issubclass(type(obj), OPTIMIZERS)
     return WANTED.format(planned_mode(), "only the optimizer is") if alone else ""
+
+
+def pipeline_by_hand(obj):
+    """What is wrong where nn.TrainOneStepCell is to train a pipeline, whose micro batches it does not know; else ""."""
+    by_hand = type(obj) is nn.TrainOneStepCell and issubclass(type(obj.network), nn.PipelineCell)
+    return "nn.TrainOneStepCell cannot train an nn.PipelineCell; train it by Model.train" if by_hand else ""
+
+
+def decides_while_it_runs(obj):
+    """What cannot be computed in a cell that skips a step whose gradients overflow; "" where it does no such thing."""
+    scales = issubclass(type(obj), nn.TrainOneStepWithLossScaleCell)
+    return ("nn.TrainOneStepWithLossScaleCell decides while the graph runs whether a step counts, which is not "
+            "computed; take nn.TrainOneStepCell(network, optimizer, sens=1024.0)") if scales else ""
 
 
 def nothing_compiled():

@@ -24,7 +24,7 @@ from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
-from modes import OPTIMIZERS, optimizer_alone
+from modes import OPTIMIZERS, optimizer_alone, pipeline_by_hand
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "network": False,
@@ -88,7 +88,7 @@ def watch(executor):
     compile_graph = executor.compile
 
     def compile_and_note(self, obj, args, kwargs, phase, *rest):
-        if wrong := optimizer_alone(obj):
+        if wrong := optimizer_alone(obj) or pipeline_by_hand(obj):
             job.failed = RuntimeError(wrong)
             raise job.failed
         before = set(job.graphs.rglob("*_validate_*.ir"))

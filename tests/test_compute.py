@@ -232,6 +232,8 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
     ("no_kernel", r"the CPU cannot compute NPUAllocFloatStatus \(.+faults\.py:\d+"),
     ("Lamb", r"the CPU cannot compute Lamb \(of nn\.Lamb, "),
     ("ASGD", r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$"),
+    ("loss_scale", r"TrainOneStepWithLossScaleCell decides while the graph runs .*; take nn\.TrainOneStepCell\("),
+    ("pipeline_by_hand", r"nn\.TrainOneStepCell cannot train an nn\.PipelineCell; train it by Model\.train$"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
     ("used_early", r"MatMul .*; or, if an operator such as ops.* has used parameter 'weight' before the first step:"),
@@ -281,6 +283,31 @@ print("gradient", float(abs(gradient.asnumpy()).sum()))
     alone, = re.findall(r"gradient (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output)
     assert found == pytest.approx([float(alone) * (2 if told else 1)] * 2, rel=1e-5)
     assert done.output.count("does not divide them by their number, so they are too large") == told
+
+
+def test_an_optimizer_of_mindspores_newer_kind_trains_as_alone(tmp_path):
+    (tmp_path / "net.py").write_text("""
+import os
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.communication import init
+from mindspore.experimental import optim
+ms.set_context(mode=ms.GRAPH_MODE)
+if "OMPI_COMM_WORLD_SIZE" in os.environ:
+    init()
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
+step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optim.AdamW(net.trainable_params(), lr=0.01))
+x = Tensor(np.arange(64).reshape(8, 8) % 5, ms.float32)
+for _ in range(3):
+    print("loss", float(step(x, x[:, :4]).asnumpy()))
+""")
+    done = succeeded(compute(2, "net.py", cwd=tmp_path))
+    alone = re.findall(r"loss (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output, re.MULTILINE)
+    assert len(alone) == 3
+    assert sorted(map(float, re.findall(r"loss (\S+)$", done.output, re.MULTILINE))) == pytest.approx(
+        sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
 
 
 @pytest.mark.parametrize(("loss", "told"), [

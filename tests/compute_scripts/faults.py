@@ -37,6 +37,10 @@ if fault == "pynative_trains":
     net = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
 if fault in ("Lamb", "ASGD"):
     net = nn.TrainOneStepCell(net, getattr(nn, fault)(net.trainable_params(), 0.1))
+if fault == "loss_scale":
+    net = nn.TrainOneStepWithLossScaleCell(net, nn.SGD(net.trainable_params(), 0.1), Tensor(1024, ms.float32))
+if fault == "pipeline_by_hand":
+    net = nn.TrainOneStepCell(nn.PipelineCell(net, 2), nn.SGD(net.trainable_params(), 0.1))
 for step in range(2):
     if fault == "one_leaves" and step == 1 and get_rank() == 1:
         break
