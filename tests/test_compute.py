@@ -253,12 +253,7 @@ def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
     assert not done.left_over
 
 
-TOO_LARGE = "does not divide them by their number, so they are too large"
-
-
-def test_gradients_that_are_n_times_too_large_are_told(tmp_path):
-    """MindSpore plans them where the function that is differentiated returns more than its loss."""
-    (tmp_path / "net.py").write_text("""
+ALONE_OR_CUT = """
 import os
 import mindspore as ms
 import numpy as np
@@ -269,7 +264,13 @@ if "OMPI_COMM_WORLD_SIZE" in os.environ:
     init()
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
 net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
-def forward(x):
+"""
+TOO_LARGE = "does not divide them by their number, so they are too large"
+
+
+def test_gradients_that_are_n_times_too_large_are_told(tmp_path):
+    """MindSpore plans them where the function that is differentiated returns more than its loss."""
+    (tmp_path / "net.py").write_text(ALONE_OR_CUT + """def forward(x):
     logits = net(x)
     return (logits ** 2).mean(), logits
 gradients_of = ms.value_and_grad(forward, None, net.trainable_params(), has_aux=True)
@@ -288,18 +289,8 @@ print("gradient", float(abs(gradient.asnumpy()).sum()))
 
 
 def test_an_optimizer_of_mindspores_newer_kind_trains_as_alone(tmp_path):
-    (tmp_path / "net.py").write_text("""
-import os
-import mindspore as ms
-import numpy as np
-from mindspore import Tensor, nn
-from mindspore.communication import init
+    (tmp_path / "net.py").write_text(ALONE_OR_CUT + """
 from mindspore.experimental import optim
-ms.set_context(mode=ms.GRAPH_MODE)
-if "OMPI_COMM_WORLD_SIZE" in os.environ:
-    init()
-    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
-net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
 step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optim.AdamW(net.trainable_params(), lr=0.01))
 x = Tensor(np.arange(64).reshape(8, 8) % 5, ms.float32)
 for _ in range(3):
