@@ -291,7 +291,8 @@ class Computation:
         It calls the gradients of its own operators so (parallel/step_parallel.cc: InsertVirtualDivOp, InsertMirrorOps).
         """
         names = [node.name for node in self.plan.nodes]
-        return not any("Grad__Mirror" in name for name in names) or any("Grad__VirtualDiv" in name for name in names)
+        return (not any("Grad__Mirror" in name for name in names) or any("Grad__VirtualDiv" in name for name in names)
+                or ms.get_auto_parallel_context("gradients_mean"))
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""
