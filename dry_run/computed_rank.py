@@ -65,8 +65,8 @@ class Computer:
     def as_on_ascend(self, folder):
         """MindSpore's front end plans for an Ascend card, and stops there; the graph as text goes to `folder`."""
         context = MSContext.get_instance()
-        changed = {"MS_DEV_PRECOMPILE_ONLY": "1", "MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_DUMP_IR_PASSES": "validate",
-                   "MS_DEV_SAVE_GRAPHS_PATH": str(folder)}
+        changed = {"MS_DEV_PRECOMPILE_ONLY": "1", "MS_DEV_SAVE_GRAPHS": "1", "MS_DEV_SAVE_GRAPHS_PATH": str(folder),
+                   "MS_DEV_DUMP_IR_PASSES": "validate,step_parallel"}
         before = {name: os.environ.get(name) for name in changed}
         os.environ.update(changed)
         context.set_param(ms_ctx_param.device_target, "Ascend")
@@ -97,6 +97,8 @@ class Computer:
             if wrong := self.slices.wrong(parameters_of(obj), layouts, self.links.rank):
                 raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)
+            cut = sorted(Path(folder).rglob("*step_parallel_end_*.ir"))  # before anything is computed in advance
+            found.divides = not cut or "_VirtualDiv" in cut[-1].read_text(encoding="utf-8", errors="replace")
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)

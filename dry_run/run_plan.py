@@ -286,13 +286,15 @@ class Computation:
                   "more than its loss (has_aux=True, or a tuple). Return the loss alone", flush=True)
 
     def divides_gradients(self):
-        """Does the plan divide by the number of ranks what it adds up, as MindSpore has it do for a loss on all ranks?
+        """Does the plan, if it trains, divide by the number of ranks, as MindSpore does for a loss that all ranks have?
 
-        It calls the gradients of its own operators so (parallel/step_parallel.cc: InsertVirtualDivOp, InsertMirrorOps).
+        It does so by _VirtualDiv (parallel/step_parallel.cc). gradients_mean divides, too, but no gradients of slices.
         """
-        names = [node.name for node in self.plan.nodes]
-        return (not any("Grad__Mirror" in name for name in names) or any("Grad__VirtualDiv" in name for name in names)
-                or ms.get_auto_parallel_context("gradients_mean"))
+        trains = any(node.name.startswith("Gradients/") for node in self.plan.nodes)
+        cut = any(dim != -1 for layout in self.plan.layouts.values() for dim in layout[1])
+        added = any("Grad__Mirror" in node.name for node in self.plan.nodes)
+        mean = ms.get_auto_parallel_context("gradients_mean")
+        return not trains or self.plan.divides or not (cut or (added and not mean))
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""
