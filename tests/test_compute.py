@@ -107,6 +107,7 @@ def test_two_ranks_in_every_mode_equal_one_process(alone, tmp_path):
     done = succeeded(compute(2, SMALL, *command[1:], cwd=tmp_path, COMPUTE_KEEP=str(tmp_path / "plans")))
     for mode in ("semi_auto_parallel", "auto_parallel"):
         assert done.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
+        assert TOO_LARGE not in done.output
     exact = alone()
     for name in MODES:
         if name.endswith("16"):

@@ -137,6 +137,7 @@ def compute(folder, one, mode, ranks, *options, shape, lesson=LESSON):
     """Train in a mode that MindSpore's Ascend compiler plans, and compare with one process."""
     result = train(folder, mode, ranks, "--steps", STEPS, "--ckpt-dir", "ckpt", *options, lesson=lesson)
     assert result.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
+    assert "too large" not in result.output, "gradients are divided"
     saved = check_equal_to_one(result, folder / "ckpt", ranks, shape, one)
     assert [str(rank[name].shape) for rank in saved for name in SLICED] == [shape] * 2 * ranks
 

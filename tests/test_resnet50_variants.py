@@ -109,6 +109,7 @@ def train_computed(launcher, cifar10, folder):
         env={**CPU, "CONVOLUTIONS": "plain", "ONEDNN_MAX_CPU_ISA": "AVX2"}))  # rounded as in the one process
     mode = "auto_parallel" if launcher == "run.sh" else "semi_auto_parallel"
     assert result.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
+    assert "too large" not in result.output, "gradients are divided"
     for rank in range(2):
         assert f"rank {rank} of 2 on CPU, {mode}" in (folder / f"device{rank}" / f"train.log{rank}").read_text()
     return result.output
