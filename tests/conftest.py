@@ -47,8 +47,8 @@ def cifar10_whole(tmp_path_factory):
 def cifar10(cifar10_whole, tmp_path_factory):
     """The same with one of five files to train on, for each rank reads all of them at its start."""
     def make(folder):
+        (folder / cifar10_whole.name).mkdir()
         for name in ("data_batch_1.bin", "test_batch.bin"):
-            (folder / cifar10_whole.name).mkdir(exist_ok=True)
             os.link(cifar10_whole / name, folder / cifar10_whole.name / name)
 
     return jobs.made_once(tmp_path_factory, "data set small cifar10", make) / cifar10_whole.name
