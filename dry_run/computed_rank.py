@@ -158,6 +158,7 @@ class Computer:
         compile_graph, run_graph = executor.compile, executor.__call__
 
         def compile_or_plan(this, obj, args, kwargs, phase, *rest):
+            ms.set_context(enable_compile_cache=False)  # it would take a graph of another plan
             if not planned_mode():
                 return compile_graph(this, obj, args, kwargs, phase, *rest)
             return self.plan_graph(this, compile_graph, obj, phase, (args, kwargs, phase, *rest))

@@ -91,6 +91,7 @@ def watch(executor):
         if wrong := optimizer_alone(obj) or pipeline_by_hand(obj):
             job.failed = RuntimeError(wrong)
             raise job.failed
+        ms.set_context(enable_compile_cache=False)  # a graph of an earlier run tells nothing of this one
         before = set(job.graphs.rglob("*_validate_*.ir"))
         os.environ.update(FRONT_END if job.front_end else {})
         try:

@@ -509,9 +509,10 @@ def test_what_both_sides_of_a_condition_call_counts_as_on_one_of_them():
 
 
 CAUGHT = """
+import os
 import mindspore as ms
 from mindspore import ops
-ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_context(mode=ms.GRAPH_MODE, enable_compile_cache=True, compile_cache_path=os.path.dirname(__file__))
 ms.communication.init()
 @ms.jit
 def bad(x):
@@ -543,6 +544,7 @@ def test_a_compilation_that_fails_where_the_script_catches_it(dry_run, tmp_path)
     code, out, err, _ = dry_run(2, "0", tmp_path / "caught.py")
     assert code == 1, out + err
     assert "Rank 0 FAILED" in out and "MatMul" in out
+    assert not list(tmp_path.rglob("graph_cache")), "the next run would see no graph"
 
 
 def test_an_evaluation_before_the_training_is_no_step(dry_run, tmp_path):

@@ -37,7 +37,10 @@ def test_variables_of_an_earlier_job_are_named_and_not_handed_on(mnist, tmp_path
              "MS_SCHED_PORT": "1", "RANK_ID": "5", "RANK_SIZE": "9", "DEVICE_ID": "3", "OMPI_COMM_WORLD_RANK": "4",
              "OMPI_COMM_WORLD_SIZE": "7", "PMIX_RANK": "4", "PMIX_NAMESPACE": "x"}
     for launcher in ("run.sh", "run_msrun.sh"):
-        result = jobs.succeeded(jobs.run("bash", MNIST / launcher, mnist, 2, *SHORT, cwd=tmp_path, env=stale))
+        result = jobs.succeeded(jobs.run("bash", MNIST / launcher, mnist, 2, *SHORT, cwd=tmp_path,
+                                         env={**stale, "MS_COMPILER_CACHE_ENABLE": "1"}))
+        assert result.output.count("MindSpore's compile cache is off here") == 1
+        assert not list(tmp_path.rglob("graph_cache")), "a job of 4 ranks would take the graphs of 2"
         assert result.ranks() == {0: 2, 1: 2}
         said, = re.findall(rf"^{launcher}: not handed on to the ranks, left over from an earlier job: (.*)$",
                            result.output, re.MULTILINE)
@@ -63,6 +66,15 @@ def test_a_command_typed_in_a_shell_of_an_earlier_job(stale, sentence, names, tm
     assert sentence.replace(":PORT", f":{port}") in result.output
     assert result.output.endswith(f"an earlier job has left its variables here: unset {names}\n")
     assert len(result.output.splitlines()) == 1
+
+
+def test_on_cards_the_compile_cache_is_the_users(tmp_path):
+    look = (f"import mindspore, runpy; look = runpy.run_path({str(jobs.REPO / 'tools/in_rank.py')!r})"
+            "['distrust_compile_cache']; look(False); print(mindspore.get_context('enable_compile_cache'))")
+    for variables, says in (({"MS_COMPILER_CACHE_ENABLE": "1"}, 1), ({}, 0)):
+        result = jobs.succeeded(forks.run("-c", look, cwd=tmp_path, env=variables))
+        assert result.output.count("MindSpore's compile cache is on: after a change") == says
+        assert result.output.endswith("None\n")
 
 
 def test_scripts_ask_whether_variables_are_left_over(mnist, tmp_path):

