@@ -26,11 +26,20 @@ from mindspore._c_expression import MSContext, ms_ctx_param
 from mindspore.communication import management
 from mindspore.train import Model
 
+import graph_ir
 import plan
 import run_plan
 from collectives import Collectives
 from layouts import Slices, parameters_of
-from modes import NewOptimizer, decides_while_it_runs, nothing_compiled, optimizer_alone, pipeline_by_hand, planned_mode
+from modes import (
+    NewOptimizer,
+    decides_while_it_runs,
+    leaves_undivided,
+    nothing_compiled,
+    optimizer_alone,
+    pipeline_by_hand,
+    planned_mode,
+)
 from neighbour import of_tools
 from plan import PlanError
 
@@ -93,12 +102,12 @@ class Computer:
             model = executor.get_func_graph_proto(phase, "mind_ir", False)
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
-            text = files[-1].read_text(encoding="utf-8", errors="replace") if files else ""
+            text = graph_ir.read(files[-1]) if files else ""
             if wrong := self.slices.wrong(parameters_of(obj), layouts, self.links.rank):
                 raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)
-            cut = sorted(Path(folder).rglob("*step_parallel_end_*.ir"))  # before anything is computed in advance
-            found.divides = not cut or "_VirtualDiv" in cut[-1].read_text(encoding="utf-8", errors="replace")
+            planned = "".join(map(graph_ir.read, Path(folder).rglob("*step_parallel_end_*.ir")))
+            found.undivided = leaves_undivided(text, planned, layouts)
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)

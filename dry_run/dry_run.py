@@ -244,7 +244,7 @@ def environment_of(options, root):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     # level 0 compiles; higher levels ask CANN for its operators
     environment.update(MS_SIMULATION_LEVEL="0", RANK_SIZE=str(options.rank_size), MS_DEV_SAVE_GRAPHS="1",
-                       MS_DEV_DUMP_IR_PASSES="validate", PYTHONUNBUFFERED="1")
+                       MS_DEV_DUMP_IR_PASSES="validate,step_parallel", PYTHONUNBUFFERED="1")
     environment.pop("GLOG_v", None)
     if root:
         for name, value in (("LD_LIBRARY_PATH", root / "latest" / "lib64"), ("PYTHONPATH", root / "python")):

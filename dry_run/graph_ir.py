@@ -24,6 +24,9 @@ NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
 CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second calls what a Partial or a Switch gave
 CALLED = re.compile(r"@(?!Partial\(|FuncUnion\()([^\s(),\]]+)")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
+UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
+             "large. MindSpore plans so where the function that is differentiated returns more than its loss "
+             "(has_aux=True, or a tuple). Return the loss alone")
 
 
 class Collective(NamedTuple):
@@ -140,6 +143,11 @@ def users_frame(stack, own):
     others = ("<frozen", os.path.dirname(os.__file__), *own)
     return next((frame for frame in reversed(stack)
                  if "-packages/" not in frame.filename and not frame.filename.startswith(others)), None)
+
+
+def read(path):
+    """The text of a graph's file."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def parse(text):

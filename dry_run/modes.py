@@ -39,3 +39,21 @@ def nothing_compiled():
     """What is wrong where a script has compiled nothing in such a mode; "" where that may be meant."""
     pynative = planned_mode() and ms.get_context("mode") == ms.PYNATIVE_MODE
     return WANTED.format(planned_mode(), "nothing is") if pynative else ""
+
+
+def leaves_undivided(text, planned, layouts):
+    """Does a graph add up gradients and never divide them, as MindSpore does for the gradients of a common loss?
+
+    It does so by _VirtualDiv (parallel/step_parallel.cc). gradients_mean divides, too, but no gradients of slices.
+
+    Args:
+        text: the graph `validate` as text.
+        planned: the graph `step_parallel_end`, in which nothing has been computed in advance, or "".
+        layouts: those of the parameters, by name.
+    """
+    if not planned or "(Gradients/" not in text or "_VirtualDiv" in planned:
+        return False
+    if not planned_mode() or ms.get_auto_parallel_context("pipeline_stages") > 1:
+        return False
+    cut = any(dim != -1 for layout in layouts.values() for dim in layout[1])
+    return cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean"))

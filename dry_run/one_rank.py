@@ -24,11 +24,11 @@ from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
-from modes import OPTIMIZERS, optimizer_alone, pipeline_by_hand
+from modes import OPTIMIZERS, leaves_undivided, optimizer_alone, pipeline_by_hand
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "network": False,
-         "error": None}
+         "undivided": False, "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
 slices = Slices()
 REALLY_EXIT = os._exit
@@ -92,7 +92,7 @@ def watch(executor):
             job.failed = RuntimeError(wrong)
             raise job.failed
         ms.set_context(enable_compile_cache=False)  # a graph of an earlier run tells nothing of this one
-        before = set(job.graphs.rglob("*_validate_*.ir"))
+        before = set(job.graphs.rglob("*.ir"))
         os.environ.update(FRONT_END if job.front_end else {})
         try:
             done = compile_graph(self, obj, args, kwargs, phase, *rest)
@@ -104,17 +104,21 @@ def watch(executor):
         finally:
             for name in FRONT_END if job.front_end else ():
                 del os.environ[name]
-        for path in sorted(set(job.graphs.rglob("*_validate_*.ir")) - before):
-            facts["evaluated" if job.evaluating else "graphs"].append(str(path))
-            facts["network"] = facts["network"] or not issubclass(type(obj), OPTIMIZERS)
-            outputs[phase] = graph_ir.parse(path.read_text(encoding="utf-8", errors="replace")).output
-        if hasattr(self, "get_parameter_layout"):
-            layouts = self.get_parameter_layout(phase)
-            facts["layouts"].update(layouts)
-            rank = ms.communication.get_rank() if GlobalComm.INITED else 0
-            if wrong := slices.wrong(parameters_of(obj), layouts, rank):
-                job.failed = RuntimeError(wrong)
-                raise job.failed
+        layouts = self.get_parameter_layout(phase) if hasattr(self, "get_parameter_layout") else {}
+        written = sorted(set(job.graphs.rglob("*.ir")) - before)
+        planned = [path for path in written if "step_parallel_end" in path.name]
+        for path in written:
+            if "_validate_" in path.name:
+                facts["evaluated" if job.evaluating else "graphs"].append(str(path))
+                facts["network"] = facts["network"] or not issubclass(type(obj), OPTIMIZERS)
+                text = graph_ir.read(path)
+                facts["undivided"] |= leaves_undivided(text, "".join(map(graph_ir.read, planned)), layouts)
+                outputs[phase] = graph_ir.parse(text).output
+        facts["layouts"].update(layouts)
+        rank = ms.communication.get_rank() if GlobalComm.INITED else 0
+        if wrong := slices.wrong(parameters_of(obj), layouts, rank):
+            job.failed = RuntimeError(wrong)
+            raise job.failed
         return done
 
     executor.compile = compile_and_note

@@ -79,7 +79,7 @@ class Plan:
     layouts: dict           # as MindSpore gives them, by parameter
     text: str               # the same graph, as MindSpore writes it for people, where the user's lines stand
     counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
-    divides: bool = True    # does MindSpore divide the gradient of the loss by the number of ranks that have it?
+    undivided: bool = False  # does it add up gradients and never divide them by the number of ranks?
 
     def near(self, node):
         """The user's line of a node; else its optimizer, "of nn.Lamb"; else, as "near file:line", that of what it works

@@ -12,6 +12,7 @@ from mindspore.ops.primitive import _run_op
 
 import meeting
 from collectives import AT_END
+from graph_ir import UNDIVIDED
 from layouts import slice_begin
 from plan import MONAD, PlanError, where
 
@@ -280,21 +281,8 @@ class Computation:
                           "slice, as that of nn.SoftmaxCrossEntropyWithLogits(sparse=True) does, and gradients become "
                           "too large. Use nn.CrossEntropyLoss, or ops.ReduceMean() of all losses", flush=True)
                     return
-        if mine and self.links.rank == 0 and not self.divides_gradients():
-            print("computed on CPU: this plan adds up the gradients of all ranks and does not divide them by their "
-                  "number, so they are too large. MindSpore plans so where the function that is differentiated returns "
-                  "more than its loss (has_aux=True, or a tuple). Return the loss alone", flush=True)
-
-    def divides_gradients(self):
-        """Does the plan, if it trains, divide by the number of ranks, as MindSpore does for a loss that all ranks have?
-
-        It does so by _VirtualDiv (parallel/step_parallel.cc). gradients_mean divides, too, but no gradients of slices.
-        """
-        trains = any(node.name.startswith("Gradients/") for node in self.plan.nodes)
-        cut = any(dim != -1 for layout in self.plan.layouts.values() for dim in layout[1])
-        added = any("Grad__Mirror" in node.name for node in self.plan.nodes)
-        mean = ms.get_auto_parallel_context("gradients_mean")
-        return not trains or self.plan.divides or not (cut or (added and not mean))
+        if mine and self.links.rank == 0 and self.plan.undivided:
+            print(f"computed on CPU: {UNDIVIDED}", flush=True)
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""

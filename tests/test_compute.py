@@ -261,7 +261,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.communication import init
 ms.set_context(mode=ms.GRAPH_MODE)
-if "OMPI_COMM_WORLD_SIZE" in os.environ:
+if {"OMPI_COMM_WORLD_SIZE", "MS_SIMULATION_LEVEL"} & os.environ.keys():  # by compute.py, dry_run.py
     init()
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
 net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
@@ -289,6 +289,8 @@ print("gradient", float(abs(gradient.asnumpy()).sum()))
     alone, = re.findall(r"gradient (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output)
     assert found == pytest.approx([float(alone) * (1 if mean else 2)] * 2, rel=1e-5)
     assert done.output.count(TOO_LARGE) == (not mean)
+    report = succeeded(run(PYTHON, REPO / "dry_run/dry_run.py", "--rank-size", 2, "--ranks", 1, "net.py", cwd=tmp_path))
+    assert report.output.count(TOO_LARGE) == (not mean)
 
 
 def test_an_optimizer_of_mindspores_newer_kind_trains_as_alone(tmp_path):

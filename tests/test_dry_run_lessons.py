@@ -53,6 +53,7 @@ def test_run_sh_compiles_resnet50_in_automatic_parallel(tmp_path):
     # 25.6 million parameters less the 1,000-class head, with 10 classes: 23,528,522, of 4 bytes each.
     assert "89.7 MiB of it trained" in output
     assert "AllReduce sum" in output
+    assert "NOTE" not in output, "its gradients are divided by the number of ranks"
 
 
 def test_run_cluster_sh_compiles_the_second_server_of_the_16_card_table(tmp_path):
