@@ -198,7 +198,7 @@ class Ranks:
                 how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
             if shutil.disk_usage(folder.parent).free < ROOM:
                 how += f"; the disk of {folder.parent} is full, another one goes with --keep DIR or TMPDIR"
-            about["error"]["message"] = f"{how}; its last line: {log[log.rfind(chr(10)) + 1:]}"
+            about["error"]["message"] = how + (f"; its last line: {log[log.rfind(chr(10)) + 1:]}" if log else "")
         return {**about, "seconds": told["seconds"], "peak_bytes": told["peak_bytes"]}
 
 

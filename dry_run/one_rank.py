@@ -245,7 +245,7 @@ def run(file, graphs, options):
         if stop.code not in (None, 0) and not facts["graphs"]:
             facts["error"] = {"type": "SystemExit", "message": f"the script ended itself with {stop.code!r}",
                               **dict(zip(("file", "line", "code"), user_frame(stop)))}
-    except Exception as error:  # noqa: BLE001 - whatever a user's script raises is what we report
+    except BaseException as error:  # noqa: BLE001 - whatever a user's script raises is what we report
         traceback.print_exc()
         judges = runs and isinstance(error, (ArithmeticError, AssertionError))  # numbers, too
         if error is job.failed or not judges:

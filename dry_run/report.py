@@ -250,8 +250,8 @@ def failed(same):
     """The lines about ranks that failed alike."""
     error = same[0]["error"]
     lines = [f"{spell([about['rank'] for about in same])} FAILED".capitalize().replace("failed", "FAILED")]
-    lines += [f"    {error['type'] + ': ' if error['type'] else ''}{line}" if i == 0 else f"    {line}"
-              for i, line in enumerate(error["message"].splitlines()[:8])]
+    said = ": ".join(filter(None, [error["type"], error["message"]]))
+    lines += [f"    {line}" for line in said.splitlines()[:8]]
     lines += [f"    {reason}" for reason in error["reasons"]]
     if error["file"]:
         lines.append(f"    {error['file']}:{error['line']}: {error['code']}")

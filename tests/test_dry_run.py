@@ -85,6 +85,16 @@ def test_a_script_that_refuses_its_options_and_its_temporary_files(dry_run, tmp_
     assert not list((tmp_path / "tmp").iterdir())
 
 
+def test_a_rank_that_ends_in_another_way(dry_run, tmp_path):
+    (tmp_path / "train.py").write_text("import os\nif os.environ['RANK_ID'] == '0':\n    raise KeyboardInterrupt\n"
+                                       "os.abort()\n")
+    code, out, _, found = dry_run(2, "0-1", tmp_path / "train.py")
+    assert code == 1
+    assert f"    KeyboardInterrupt\n    {tmp_path}/train.py:3: raise KeyboardInterrupt\n" in out
+    assert found["ranks"][1]["error"]["message"].startswith("ended by SIGABRT (")
+    assert "last line" not in out
+
+
 def test_data_parallel_reduces_every_trained_parameter_once(dry_run, tmp_path):
     code, out, err, found = dry_run(8, "0,7", "data_parallel.py",
                                     options=("--keep", str(tmp_path / "kept"), "--data", "mnist"))
