@@ -251,9 +251,12 @@ class Collectives:
         return run
 
     def make_neighborexchangev2grad(self, node, group, _):
-        """What the borders' gradients are goes back to the neighbours, who add it to their own."""
-        to, of = node.attributes["recv_rank_ids"], node.attributes["send_rank_ids"]
-        around, lens = node.attributes["recv_lens"], node.attributes["send_lens"]
+        """What the borders' gradients are goes back to the neighbours, who add it to their own.
+
+        It is sent to those of whom the borders came: MindSpore has exchanged both attributes of the forward operator.
+        """
+        to, of = node.attributes["send_rank_ids"], node.attributes["recv_rank_ids"]
+        around, lens = node.attributes["send_lens"], node.attributes["recv_lens"]
 
         def run(tensor, *_):
             array = to_array(tensor)

@@ -39,6 +39,7 @@ from modes import (
     optimizer_alone,
     pipeline_by_hand,
     planned_mode,
+    whole_arguments,
 )
 from neighbour import of_tools
 from plan import PlanError
@@ -108,6 +109,8 @@ class Computer:
             found = plan.read(model, phase, layouts, text)
             planned = "".join(map(graph_ir.read, Path(folder).rglob("*step_parallel_end_*.ir")))
             found.undivided = leaves_undivided(text, planned, layouts)
+            # Now: the class AutoParallel takes its settings back after a compilation.
+            found.stages, found.whole = ms.get_auto_parallel_context("pipeline_stages"), whole_arguments()
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)

@@ -16,6 +16,14 @@ def planned_mode():
     return mode if mode in PLANNED else ""
 
 
+def whole_arguments():
+    """Do all ranks bring the same arguments? False, True, or a tuple of that for each."""
+    strategy = ms.get_auto_parallel_context("dataset_strategy")
+    if isinstance(strategy, (tuple, list)):
+        return tuple(isinstance(cuts, (tuple, list)) and all(cut == 1 for cut in cuts) for cuts in strategy)
+    return strategy == "full_batch"
+
+
 def optimizer_alone(obj):
     """What is wrong where an optimizer is about to be compiled without its network in such a mode; else ""."""
     alone = planned_mode() and issubclass(type(obj), OPTIMIZERS)

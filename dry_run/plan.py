@@ -80,6 +80,8 @@ class Plan:
     text: str               # the same graph, as MindSpore writes it for people, where the user's lines stand
     counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
     undivided: bool = False  # does it add up gradients and never divide them by the number of ranks?
+    stages: int = 1         # of a pipeline
+    whole: object = False   # do all ranks bring the same arguments? False, True, or a tuple of that for each
 
     def near(self, node):
         """The user's line of a node; else its optimizer, "of nn.Lamb"; else, as "near file:line", that of what it works
@@ -236,7 +238,8 @@ def read(model_bytes, phase, layouts, text=""):
                 node.planned = planned_outputs(attribute)
         if primitive is None or op in FLOW:
             line, optimizer = flow_line(text), optimizer_of(node.name)
-            remedy = ("write the loop or the condition in Python, outside the graph" if line or not optimizer else
+            remedy = ("write the loop or the condition in Python, outside the graph; where you wrote none, the "
+                      "function that this line calls has one: use another" if line or not optimizer else
                       "take another optimizer")
             raise PlanError(f"{line}control flow that is decided while the graph runs "
                             f"({', '.join(filter(None, [op, optimizer]))}) is not computed: {remedy}", by_all=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 import collections
 import hashlib
 import math
+import re
 
 import mindspore as ms
 from mindspore import Parameter, Tensor
 from mindspore.ops import Primitive
+from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.ops.primitive import _run_op
 
 import meeting
-from collectives import AT_END
+from collectives import AT_END, to_array, to_tensor
 from graph_ir import UNDIVIDED
 from layouts import slice_begin
 from plan import MONAD, PlanError, where
@@ -22,7 +24,7 @@ except ImportError:  # after 2.7 operators return tensors at once
     def _convert_stub(value):
         return value
 
-RANDOM = ("Dropout", "Random", "Normal", "Uniform", "Multinomial", "Gamma", "Poisson", "Bernoulli")
+RANDOM = re.compile("Dropout|Random|Normal(?!iz)|Uniform|Multinomial|Gamma|Poisson|Bernoulli")
 PASS_ON = ("Depend",)  # their value is their first input
 
 
@@ -67,6 +69,12 @@ class Computation:
                                 "an attribute of the network or the optimizer")
             self.slot(name, self.parameters[parameter])
         self.inputs = [self.slot(name) for name in plan.inputs]
+        self.shared = set()  # values in one memory: what a view is of, the view, and its parts
+        for node in plan.nodes:
+            if node.op.endswith("View"):
+                self.shared |= {node.inputs[0], node.output}
+            elif node.op == "TupleGetItem" and node.inputs[0] in self.shared:
+                self.shared.add(node.output)
         self.meet()
         self.program = [self.instruction(node, i) for i, node in enumerate(plan.nodes)]
         self.program = [step for step in self.program if step]
@@ -106,7 +114,7 @@ class Computation:
 
     def notes(self):
         """In which points the numbers may differ from a card's, as sentences."""
-        ops = sorted({node.op for node in self.plan.nodes if any(word in node.op for word in RANDOM)})
+        ops = sorted({node.op for node in self.plan.nodes if RANDOM.search(node.op)})
         small = sorted({str(dtype) for node in self.plan.nodes for dtype, _ in node.planned
                         if dtype in (ms.float16, ms.bfloat16)})
         return ([f"{', '.join(ops)}: other random numbers than on a card"] if ops else []) + (
@@ -141,6 +149,9 @@ class Computation:
         missing = [name for name in node.inputs if name not in self.slots]
         if missing:
             raise PlanError(f"{where(self.plan, node)} uses {missing[0]}, which nothing before it makes")
+        if node.op.startswith("Inplace") and node.inputs[0] in self.shared:
+            raise PlanError(f"{where(self.plan, node)} changes a tensor in place that has a view, which is not "
+                            "computed: make a new tensor, as in a = a + 1")
         places = [self.slots[name] for name in node.inputs]
         if node.op == "Load" and not self.written_while_used(node, index):
             self.slots[node.output] = places[0]
@@ -184,6 +195,9 @@ class Computation:
         if node.instance:
             primitive.set_prim_instance_name(node.instance)
         op = node.op
+        if op.endswith("View"):  # run as others are, it would return what its memory happens to hold
+            view = getattr(gen_ops_prim, op)()
+            return lambda *inputs: copied(view(*inputs))
 
         def run(*inputs):
             return _convert_stub(_run_op(primitive, op, inputs))
@@ -254,32 +268,35 @@ class Computation:
 
     def compare(self, arguments):
         """In the first step: do all ranks bring the same batch, where they should?"""
-        full = ms.get_auto_parallel_context("dataset_strategy") == "full_batch"
-        if not (full and self.parameters):  # a graph without parameters puts slices together, to save
+        whole = self.plan.whole if isinstance(self.plan.whole, tuple) else (self.plan.whole,) * len(arguments)
+        if not (any(whole) and self.parameters):  # a graph without parameters puts slices together, to save
             return
-        everyone = self.links.share([hashlib.sha256(argument.asnumpy().tobytes()).digest() for argument in arguments
-                                     if isinstance(argument, Tensor) and argument.dtype != ms.bfloat16])
+        everyone = self.links.share([hashlib.sha256(to_array(argument).tobytes()).digest() for argument, wanted in
+                                     zip(arguments, whole) if wanted and isinstance(argument, Tensor)])
         unlike = [rank for rank, digests in enumerate(everyone) if digests != everyone[0]]
         if unlike:
             raise PlanError(
-                f'dataset_strategy="full_batch" says that all ranks bring the same batch, and rank {unlike[0]} brings '
-                "another one than rank 0: shuffle with one seed and leave out num_shards and shard_id, or set "
-                'dataset_strategy="data_parallel", where each rank brings its own', by_all=True)
+                'dataset_strategy ("full_batch", or ones) says that all ranks bring the same batch, and '
+                f"rank {unlike[0]} brings another one than rank 0: shuffle with one seed and leave out num_shards "
+                'and shard_id, or set dataset_strategy="data_parallel", where each rank brings its own', by_all=True)
 
     def compare_numbers(self, results):
         """After the first step: does the graph return the same numbers on all ranks, as a loss must be?"""
-        if not self.parameters or ms.get_auto_parallel_context("pipeline_stages") > 1:  # the last stage has the loss
+        if not self.parameters:
             return
         mine = [float(leaf.astype(ms.float32).asnumpy()) for leaf in flatten(results)
                 if isinstance(leaf, Tensor) and not leaf.shape]
-        everyone = self.links.share(mine)
-        for rank, numbers in enumerate(everyone):
-            for first, other in zip(everyone[0], numbers):
-                if self.links.rank == 0 and abs(other - first) > 1e-4 * max(1, abs(first)):
-                    print(f"computed on CPU: this graph returns {first:.6g} on rank 0 and {other:.6g} on rank {rank}; "
-                          "in this mode it should be one number. An operator of the plan takes the mean of a rank's "
-                          "slice, as that of nn.SoftmaxCrossEntropyWithLogits(sparse=True) does, and gradients become "
-                          "too large. Use nn.CrossEntropyLoss, or ops.ReduceMean() of all losses", flush=True)
+        everyone = list(enumerate(self.links.share(mine)))[-(self.links.rank_size // self.plan.stages):]
+        first, theirs = everyone[0]  # the last stage of a pipeline has the loss
+        for rank, numbers in everyone:
+            for number, other in zip(theirs, numbers):
+                if self.links.rank == 0 and abs(other - number) > 1e-4 * max(1, abs(number)):
+                    print(f"computed on CPU: this graph returns {number:.6g} on rank {first} and {other:.6g} on rank "
+                          f"{rank}; in this mode it should be one number. An operator of the plan works on a rank's "
+                          "slice alone. If it is the mean of nn.SoftmaxCrossEntropyWithLogits(sparse=True), gradients "
+                          "become too large: use nn.CrossEntropyLoss, or ops.ReduceMean() of all losses. If it is a "
+                          "number of parameters or gradients that are cut, such as a norm, it is each rank's own",
+                          flush=True)
                     return
         if mine and self.links.rank == 0 and self.plan.undivided:
             print(f"computed on CPU: {UNDIVIDED}", flush=True)
@@ -331,8 +348,9 @@ def unlike_replicas(replicas, links):
         far = max(abs(array - first).max() for array in held.values())
         if not far <= 1e-5 * max(1.0, abs(first).max()):
             return (f"after the last step the ranks {meeting.spell(held)} hold different values of {key[0]!r} (up to "
-                    f"{far:.3g} apart), which they should hold alike: a gradient was not reduced over all of them, or "
-                    "they did not start alike (ms.set_seed)")
+                    f"{far:.3g} apart), which they should hold alike: a gradient was not reduced over all of them, the "
+                    "step takes a number of each rank's own slices (a norm; use ops.clip_by_global_norm), or they did "
+                    "not start alike (ms.set_seed)")
     return None
 
 
@@ -343,6 +361,13 @@ def flatten(value):
             yield from flatten(part)
     else:
         yield value
+
+
+def copied(value):
+    """Tensors that lie in the memory of others, each with memory of its own."""
+    if isinstance(value, (tuple, list)):
+        return tuple(copied(part) for part in value)
+    return to_tensor(to_array(value), value.dtype)
 
 
 def rounded(value):

@@ -80,7 +80,9 @@ gradient = np.zeros_like(whole)
 for rank in WORLD:  # each rank's gradient of its wide strip is rank + 1
     begin, end = 4 * rank - (2 if rank else 0), 4 * rank + 4 + (1 if rank < RANKS - 1 else 0)
     gradient[..., begin:end] += rank + 1
-check(run("NeighborExchangeV2Grad", WORLD, ms.Tensor(np.full(wide.shape, RANK + 1, np.float32)), **strip),
+back = {"send_rank_ids": strip["recv_rank_ids"], "recv_rank_ids": strip["send_rank_ids"],  # as MindSpore plans it
+        "send_lens": strip["recv_lens"], "recv_lens": strip["send_lens"]}
+check(run("NeighborExchangeV2Grad", WORLD, ms.Tensor(np.full(wide.shape, RANK + 1, np.float32)), **back),
       gradient[..., 4 * RANK:4 * RANK + 4], ms.float32)
 links.finish()
 print(f"rank {RANK}: {checks} checks passed", flush=True)

@@ -6,11 +6,14 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import get_rank, init
+from mindspore.parallel.auto_parallel import AutoParallel
 
 fault = sys.argv[1]
 ms.set_context(mode=ms.PYNATIVE_MODE if fault.startswith("pynative") else ms.GRAPH_MODE)
 init()
-ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+if fault != "other_batch_in_a_class":
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel",
+                                 dataset_strategy=((1, 1),) if fault == "other_batch_as_ones" else "full_batch")
 
 
 class Net(nn.Cell):
@@ -32,7 +35,10 @@ class Net(nn.Cell):
 
 
 net = Net(fault)
-x = Tensor(np.full((8, 8), 1 + get_rank() * (fault == "other_batch")), ms.float32)
+x = Tensor(np.full((8, 8), 1 + get_rank() * fault.startswith("other_batch")), ms.float32)
+if fault == "other_batch_in_a_class":
+    net = AutoParallel(net, parallel_mode="semi_auto")
+    net.dataset_strategy("full_batch")
 if fault == "pynative_trains":
     net = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
 if fault in ("Lamb", "ASGD"):
