@@ -3,11 +3,10 @@
     checkpoints.add_options(parser)                             # --ckpt-dir, --resume [if-saved]
     checkpoints.check_options(parser, args)                     # ends if they cannot be followed
     saved = checkpoints.Checkpoints(folder, prefix, rank_size)  # this rank's own folder or prefix
-    first_epoch = saved.resume(train_network, args.resume)      # 0: from the beginning
+    first_epoch = saved.resume(train_network, args.resume, dataset=dataset)  # 0: from the start
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
-Weights and optimizer are in the file; the order of the data is not. Seed it by the epoch, or pass
-over what was used: ds.config.set_fast_recovery(False), and
-    dataset.set_init_step(first_epoch * steps + saved.first_step)
+Weights and optimizer are in the file. A dataset passes over what was used; an order of your own
+goes by the number of the epoch (and saved.first_step).
 After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
 
@@ -101,9 +100,8 @@ class Checkpoints(Callback):
         return bool(self.launcher and self.launcher.ends_after(result))
 
     def save(self, network, epoch, step, steps=0, **options):
-        """Save a cell, or [{"name", "data"}], after a step of an epoch of so many steps.
-
-        options are those of ms.save_checkpoint. After the last step it does not return.
+        """Save a cell, or [{"name", "data"}], after a step of an epoch of so many steps, with the
+        options of ms.save_checkpoint. After the last step it does not return.
         """
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
@@ -111,7 +109,7 @@ class Checkpoints(Callback):
             options["integrated_save"] = False  # of other stages MindSpore gathers nothing
         # The last entry is rank_size: a file that was cut off lacks it.
         ms.save_checkpoint(network, str(draft), crc_check=True, **options, append_dict={
-            **({"unfinished": 1} if step < steps else {}), "rank_size": self.rank_size})
+            **({"unfinished": steps} if step < steps else {}), "rank_size": self.rank_size})
         draft.replace(self.folder / f"{self.prefix}-{epoch}_{step}.ckpt")
         for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
@@ -128,7 +126,7 @@ class Checkpoints(Callback):
 
     def newest(self, limit=(float("inf"),)):
         """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}); without
-        one ((0, 0), {}). A file without the end of its epoch has an entry "unfinished".
+        one ((0, 0), {}). Saved within an epoch, it has an entry "unfinished", the epoch's steps.
         """
         for saved, file in sorted(each for each in self.files().items() if each[0] <= limit)[::-1]:
             parameters = load(file) if file.exists() else {}  # a link may lead nowhere
@@ -137,12 +135,12 @@ class Checkpoints(Callback):
             print(f"warning: {file} is cut off or damaged; passed over", flush=True)
         return (0, 0), {}
 
-    def resume(self, network, how, change=dict):
+    def resume(self, network, how, change=dict, dataset=None):
         """Load the newest file that all ranks saved whole, or end with a sentence.
 
         Returns how many epochs are done; first_step is how many steps of the next. how is
         args.resume; 0 is returned for None, and for "if-saved" where nothing is saved.
-        change may cut the parameters, {name: Parameter}, before they are loaded.
+        change may cut the parameters, {name: Parameter}; dataset passes over finished steps.
         """
         if not os.access(self.folder, os.W_OK | os.X_OK):
             sys.exit(f"{self.folder} cannot be written to; use another --ckpt-dir")
@@ -170,12 +168,19 @@ class Checkpoints(Callback):
             files[later].replace(f"{files[later]}.unused")
         if saved == (0, 0):
             return 0
-        where = f"after epoch {epoch}"
-        if parameters.pop("unfinished", 0):
-            where, epoch, self.first_step = f"in epoch {epoch} after step {step}", epoch - 1, step
+        steps, fits = int(parameters.pop("unfinished", 0)), True
+        where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
+        epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
+        if dataset is not None:
+            now = dataset.get_dataset_size()
+            fits = steps in (0, 1, now)  # 1: of how many is not known
+            ms.dataset.config.set_fast_recovery(False)  # samples and crops of finished steps, too
+            dataset.set_init_step(epoch * now + self.first_step)
         with contextlib.suppress(RuntimeError):  # other shapes
-            if ms.load_param_into_net(network, change(parameters)) == ([], []):
+            if fits and ms.load_param_into_net(network, change(parameters)) == ([], []):
                 print(f"resumed {where} from {files[saved]}", flush=True)
                 return epoch
         sys.exit(f"{files[saved]} is of another network; resume with the options (such as "
-                 "--blocks) of the job that saved it")
+                 "--blocks) of the job that saved it" if fits else
+                 f"{files[saved]} was saved in an epoch of {steps} steps, which now has {now}; "
+                 "resume with the --steps and --batch-size of the job that saved it")

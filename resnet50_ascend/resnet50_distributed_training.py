@@ -100,9 +100,7 @@ def train(model, dataset, args, rank, rank_size, loss_every=1):
         folder = args.ckpt_dir / f"ckpt_{rank}"  # distributed: no two ranks write one file
         saved = checkpoints.Checkpoints(folder, "auto_parallel", rank_size, keep=3)
         callbacks.append(saved)
-        first_epoch = saved.resume(model.train_network, args.resume)
-        ds.config.set_fast_recovery(False)  # pass over the images and crops of finished steps
-        dataset.set_init_step(first_epoch * dataset.get_dataset_size() + saved.first_step)
+        first_epoch = saved.resume(model.train_network, args.resume, dataset=dataset)
     if first_epoch < args.epochs:
         model.train(args.epochs, dataset, callbacks=callbacks, dataset_sink_mode=not args.no_sink,
                     initial_epoch=first_epoch)

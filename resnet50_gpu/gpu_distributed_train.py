@@ -109,9 +109,7 @@ prefix = f"fruit_360_renet50_{rank}"  # distributed: no two ranks write one file
 saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size)  # distributed: of how many
 for file in () if args.resume else saved.files().values():
     file.replace(f"{file}.{file.stat().st_mtime:.0f}.unused")  # of an earlier run, set aside
-first_epoch = saved.resume(model.train_network, args.resume)
-ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished steps
-train_dataset.set_init_step(first_epoch * train_batch_num + saved.first_step)
+first_epoch = saved.resume(model.train_network, args.resume, dataset=train_dataset)
 ds.config.set_seed(rank)  # distributed: other crops and flips on each rank
 if first_epoch < args.epochs:
     model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],

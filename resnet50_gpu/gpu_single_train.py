@@ -84,9 +84,7 @@ prefix = "fruit_360_renet50"
 saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size=1)
 for file in () if args.resume else saved.files().values():
     file.replace(f"{file}.{file.stat().st_mtime:.0f}.unused")  # of an earlier run, set aside
-first_epoch = saved.resume(model.train_network, args.resume)
-ds.config.set_fast_recovery(False)  # pass over the pictures and crops of finished steps
-train_dataset.set_init_step(first_epoch * train_batch_num + saved.first_step)
+first_epoch = saved.resume(model.train_network, args.resume, dataset=train_dataset)
 if first_epoch < args.epochs:
     model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],
                 dataset_sink_mode=not args.no_sink, initial_epoch=first_epoch)

@@ -30,8 +30,11 @@ def losses_of(text, rank):
             re.findall(rf"^\[rank {rank}\] epoch: (\d+) step: (\d+), loss is (\S+)$", text, re.MULTILINE)}
 
 
-def check_term(command, epochs, when, ranks_shown, folder):
-    """TERM in the middle of a job, --resume, and a job that nobody ended: the same losses, each step once."""
+def check_term(command, epochs, when, ranks_shown, folder, shorter=()):
+    """TERM in the middle of a job, --resume, and a job that nobody ended: the same losses, each step once.
+
+    With options that make an epoch shorter, its steps would be counted, and data be taken, from a wrong place.
+    """
     folders = [folder / "broken", folder / "whole"]
     for each in folders:
         each.mkdir()
@@ -46,6 +49,12 @@ def check_term(command, epochs, when, ranks_shown, folder):
                                      broken.output).groups())
     assert len(list(folders[0].glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
     command = (*command, "--epochs", epochs or epoch + 2)
+    if shorter:
+        refused = jobs.run(*command, *shorter, "--resume", cwd=folders[0], env=CPU, timeout=300)
+        assert refused.code == 1, refused.output
+        assert re.search(rf"-{epoch}_{step}\.ckpt was saved in an epoch of 6 steps, which now has 5; resume with the "
+                         "--steps and --batch-size of the job that saved it$", refused.output, re.MULTILINE)
+        assert "Traceback" not in refused.output
     resumed = jobs.succeeded(jobs.run(*command, "--resume", cwd=folders[0], env=CPU, timeout=300))
     whole = jobs.succeeded(jobs.run(*command, cwd=folders[1], env=CPU, timeout=300))
     for rank in ranks_shown:
@@ -66,7 +75,7 @@ def test_term_loses_nothing(mode, tmp_path):
 def test_term_in_the_middle_of_model_train(cifar10, tmp_path):
     step = check_term(("bash", jobs.REPO / "run.sh", cifar10, 2, "--no-sink", "--", *jobs.SHALLOW, "--image-size", 32,
                        "--batch-size", 4, "--steps", 6, "--test-images", 0, "--parallel-mode", "data_parallel",
-                       "--ckpt-dir", "ck"), 2, r"\[rank 0\] epoch: 2 step: 2", (0,), tmp_path)
+                       "--ckpt-dir", "ck"), 2, r"\[rank 0\] epoch: 2 step: 2", (0,), tmp_path, ("--steps", 5))
     assert step < 6, "in the middle of an epoch"
 
 
