@@ -55,7 +55,7 @@ def environment():
         for name, value in (("LD_LIBRARY_PATH", root / "latest" / "lib64"), ("PYTHONPATH", root / "python")):
             added[name] = os.pathsep.join(filter(None, [str(value), os.environ.get(name)]))
         added["ASCEND_OPP_PATH"] = str(root / "opp")
-    return {**os.environ, **added}
+    return {name: value for name, value in {**os.environ, **added}.items() if name != "MS_SIMULATION_LEVEL"}
 
 
 def missing():

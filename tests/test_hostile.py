@@ -35,7 +35,7 @@ LAUNCHERS = sorted(file for file in jobs.REPO.glob("*/run*.sh") if file.parent.n
 def test_variables_of_an_earlier_job_are_named_and_not_handed_on(mnist, tmp_path):
     stale = {"MS_ROLE": "MS_WORKER", "MS_NODE_ID": "7", "MS_WORKER_NUM": "9", "MS_SCHED_HOST": "192.0.2.1",
              "MS_SCHED_PORT": "1", "RANK_ID": "5", "RANK_SIZE": "9", "DEVICE_ID": "3", "OMPI_COMM_WORLD_RANK": "4",
-             "OMPI_COMM_WORLD_SIZE": "7", "PMIX_RANK": "4", "PMIX_NAMESPACE": "x"}
+             "OMPI_COMM_WORLD_SIZE": "7", "PMIX_RANK": "4", "PMIX_NAMESPACE": "x", "MS_SIMULATION_LEVEL": "0"}
     for launcher in ("run.sh", "run_msrun.sh"):
         result = jobs.succeeded(jobs.run("bash", MNIST / launcher, mnist, 2, *SHORT, cwd=tmp_path,
                                          env={**stale, "MS_COMPILER_CACHE_ENABLE": "1"}))
@@ -49,6 +49,7 @@ def test_variables_of_an_earlier_job_are_named_and_not_handed_on(mnist, tmp_path
 
 @pytest.mark.parametrize(("stale", "sentence", "names"), [
     ({"RANK_SIZE": "8x"}, "RANK_SIZE is '8x', which is no number", "RANK_SIZE"),
+    ({"MS_SIMULATION_LEVEL": "0"}, "has MindSpore pretend to be on a card", "MS_SIMULATION_LEVEL"),
     ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_SERVER_TMPDIR": "/nowhere"},
      "mpirun started this process, but none runs", "OMPI_COMM_WORLD_SIZE RANK_SIZE"),
     ({"MS_ROLE": "MS_WORKER", "RANK_SIZE": "2"}, "MS_SCHED_PORT or MS_WORKER_NUM is missing", "MS_ROLE RANK_SIZE"),

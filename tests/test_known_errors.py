@@ -294,6 +294,15 @@ def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(value, words, tmp_
     check_hint("mpi-unreachable", result.output)
 
 
+def test_a_way_to_send_that_this_open_mpi_has_not(tmp_path):
+    pytest.importorskip("mpi4py", exc_type=ImportError)
+    (tmp_path / "script.py").write_text(SHARED)
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 2, "script.py", cwd=tmp_path,
+                      env={"OMPI_MCA_pml": "ucx", "DEVICE_TARGET": "CPU"})
+    assert result.code == 1
+    check_hint("mpi-unreachable", result.output)
+
+
 def test_a_number_of_ranks_for_which_mindspore_has_no_plan(tmp_path):
     result = jobs.run("bash", jobs.REPO / "parallel_modes" / "run.sh", "auto_parallel", 3, cwd=tmp_path,
                       env={"DEVICE_TARGET": "CPU"})

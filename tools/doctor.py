@@ -34,7 +34,8 @@ STATES = ("ok", "warning", "fault")
 OF_CARDS = ("Ascend", "NVIDIA")  # faults of cards leave the rehearsal on CPU
 VARIABLES = re.compile(r"(MS_|OMPI_|PMIX_|HCCL_|NCCL_|RANK_|ASCEND_|CUDA_|ONEDNN_|OMP_|GLOG_|MINDSPORE_)|"
                        r"(DEVICE_ID|DEVICE_TARGET|DATA_PATH|PYTHONPATH|LD_LIBRARY_PATH|VIRTUAL_ENV)$")
-LEFT_OVER = re.compile(r"MS_(ROLE|WORKER_NUM|NODE_ID|SCHED_\w+)|OMPI_COMM_\w+|PMIX_RANK|RANK_(ID|SIZE)|DEVICE_ID")
+LEFT_OVER = re.compile(r"MS_(ROLE|WORKER_NUM|NODE_ID|SCHED_\w+|SIMULATION_LEVEL)|OMPI_COMM_\w+|PMIX_RANK|"
+                       r"RANK_(ID|SIZE)|DEVICE_ID")
 SECRET = re.compile(r"SECRET|TOKEN|PASS|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 MB_PER_RANK = 500  # of the smallest lesson that trains, mnist_ddp
 # Run by the same Python, on its own: importing MindSpore may crash, hang, or fail in the middle.

@@ -105,6 +105,8 @@ def distrust_compile_cache(on_cpu):
 def check_variables():
     """End with a sentence if variables of an earlier job are left, with which this process would wait for ever."""
     env = os.environ
+    if "MS_SIMULATION_LEVEL" in env:
+        left_over("MS_SIMULATION_LEVEL has MindSpore pretend to be on a card, where nothing is computed")
     if not env.get("RANK_SIZE", "1").isdecimal():
         left_over(f"RANK_SIZE is '{env['RANK_SIZE']}', which is no number")
     if "OMPI_COMM_WORLD_SIZE" in env and not Path(env.get("PMIX_SERVER_TMPDIR", "/none")).is_dir():
@@ -126,7 +128,7 @@ def check_variables():
 
 def left_over(what):
     """End with a sentence."""
-    names = {"OMPI_COMM_WORLD_SIZE", "RANK_SIZE", "MS_ROLE"} & os.environ.keys()
+    names = {"OMPI_COMM_WORLD_SIZE", "RANK_SIZE", "MS_ROLE", "MS_SIMULATION_LEVEL"} & os.environ.keys()
     sys.exit(f"{what}. If no launcher started this process, an earlier job has left its variables here: unset "
              f"{' '.join(sorted(names))}")
 

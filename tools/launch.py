@@ -38,7 +38,8 @@ from saving import Saving
 from servers import Servers
 from speech import Speech, drop_rest
 
-OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+)$|OMPI_COMM_|PMIX_|RANK_(ID|SIZE)$|DEVICE_ID$")
+OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+|SIMULATION_LEVEL)$|OMPI_COMM_|PMIX_|"
+                           r"RANK_(ID|SIZE)$|DEVICE_ID$")
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
 EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
