@@ -140,7 +140,7 @@ def _listens(*address):
 
 def _free_port():  # below those that Linux gives out
     for port in random.sample(range(20000, 30000), 999):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as name:  # it is chosen
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as name:  # it is taken
             name.bind(f"\0ranks {port}")
             if not _listens("127.0.0.1", port):
                 return port
