@@ -193,7 +193,8 @@ class Ranks:
                 number = os.WTERMSIG(status)
                 how = f"ended by {signal.Signals(number).name} (" + (
                     "by Linux, if memory ran out: fewer at a time with --jobs)" if number == signal.SIGKILL else
-                    "in PyNative mode operators run one by one, which needs CANN: use GRAPH_MODE or jit)")
+                    "in PyNative mode operators run one by one, which needs CANN: use GRAPH_MODE or jit; in a graph "
+                    "it is MindSpore's compiler that failed)")
             else:
                 how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
             if shutil.disk_usage(folder.parent).free < ROOM:

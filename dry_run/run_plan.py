@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import math
 import re
@@ -26,6 +27,7 @@ except ImportError:  # after 2.7 operators return tensors at once
 
 RANDOM = re.compile("Dropout|Random|Normal(?!iz)|Uniform|Multinomial|Gamma|Poisson|Bernoulli")
 PASS_ON = ("Depend",)  # their value is their first input
+PADS = ("ConstantPadND", "PadV3")
 
 
 def group_of(node, rank_size):
@@ -69,9 +71,11 @@ class Computation:
                                 "an attribute of the network or the optimizer")
             self.slot(name, self.parameters[parameter])
         self.inputs = [self.slot(name) for name in plan.inputs]
-        self.shared = set()  # values in one memory: what a view is of, the view, and its parts
+        self.tuples, self.shared = set(), set()  # of values in one memory: what a view is of, the view, and its parts
         for node in plan.nodes:
-            if node.op.endswith("View"):
+            if node.op == "MakeTuple":
+                self.tuples.add(node.output)
+            elif node.op.endswith("View"):
                 self.shared |= {node.inputs[0], node.output}
             elif node.op == "TupleGetItem" and node.inputs[0] in self.shared:
                 self.shared.add(node.output)
@@ -189,6 +193,8 @@ class Computation:
         """An operator of MindSpore, run on CPU."""
         primitive = Primitive(node.op)
         for name, value in node.attributes.items():
+            if name in ("in_layout", "out_layout"):  # the strategy, which has been followed
+                continue
             if isinstance(value, PlanError):
                 raise PlanError(f"{where(self.plan, node)}: {name}: {value}")
             primitive.add_prim_attr(name, value)
@@ -199,9 +205,13 @@ class Computation:
             view = getattr(gen_ops_prim, op)()
             return lambda *inputs: copied(view(*inputs))
 
-        def run(*inputs):
-            return _convert_stub(_run_op(primitive, op, inputs))
+        mixed = bool(self.tuples.intersection(node.inputs))
 
+        def run(*inputs):
+            return _convert_stub(_run_op(primitive, op, [*map(unmixed, inputs)] if mixed else inputs))
+
+        if op in PADS and node.attributes.get("paddings_contiguous", True):
+            run = functools.partial(padded, run)
         if not any(dtype == ms.bfloat16 for dtype, _ in node.planned):
             return run
 
@@ -368,6 +378,25 @@ def copied(value):
     if isinstance(value, (tuple, list)):
         return tuple(copied(part) for part in value)
     return to_tensor(to_array(value), value.dtype)
+
+
+def unmixed(value):
+    """A tuple without Parameters: Stack takes them for another type than tensors."""
+    if isinstance(value, (tuple, list)):
+        return tuple(copied(part) if isinstance(part, Parameter) else part for part in value)
+    return value
+
+
+def padded(run, tensor, widths, *rest):
+    """An operator that pads, run: negative widths are cut off here, for its kernel does that well only once."""
+    given, widths = widths, [*map(int, widths.asnumpy() if isinstance(widths, Tensor) else widths)]
+    if min(widths) >= 0:
+        return run(tensor, given, *rest)
+    cuts = [slice(None)] * tensor.ndim
+    for axis, (before, after) in enumerate(zip(widths[::2], widths[1::2]), start=1):  # the last dimension's first
+        cuts[-axis] = slice(max(0, -before), tensor.shape[-axis] - max(0, -after))
+    tensor = to_tensor(to_array(tensor)[tuple(cuts)], tensor.dtype)
+    return run(tensor, tuple(max(0, width) for width in widths), *rest) if max(widths) > 0 else tensor
 
 
 def rounded(value):

@@ -374,6 +374,41 @@ print("rank", get_rank(), "loss", float(net(x, labels).asnumpy()))
     assert done.output.count("in this mode it should be one number") == told, done.output
 
 
+def test_layouts_and_operators_whose_kernels_want_more_than_the_plan_has(tmp_path):
+    """A stack of a parameter and a tensor; the gradient of a pad, which is a pad with negative widths."""
+    (tmp_path / "net.py").write_text(ALONE_OR_CUT + """
+from mindspore import Parameter, mint, ops
+from mindspore.parallel import Layout
+def numbers(*shape):
+    return Tensor(np.arange(np.prod(shape)).reshape(shape) % 7 - 3, ms.float32)
+class Loss(nn.Cell):
+    def __init__(self, cut):
+        super().__init__()
+        self.first, self.second, self.third = (
+            Parameter(numbers(*shape), name=f"weight {shape}") for shape in ((8, 6), (8, 4), (8, 2)))
+        self.matmul, self.cut, self.factors = ops.MatMul(), cut, numbers(8, 9)
+        if cut:
+            layout = Layout((1, 2), ("rows", "columns"))
+            self.matmul.shard((layout("rows", "None"), layout("None", "columns")))
+    def construct(self, x):
+        if self.cut:
+            padded = (mint.nn.functional.pad(self.first, (1, 2)) * self.factors).sum()
+        else:  # MindSpore's own kernel does it well only once
+            padded = (self.first * self.factors[:, 1:7]).sum()
+        stacked = (ops.stack((self.second * 1, x[:, :4]), 1) ** 2).mean()
+        return padded + stacked + (self.matmul(x, self.third) ** 2).mean()
+net = Loss("OMPI_COMM_WORLD_SIZE" in os.environ)
+step = nn.TrainOneStepCell(net, nn.SGD(net.trainable_params(), 1e-3))
+for _ in range(4):
+    print("loss", float(step(numbers(8, 8)).asnumpy()))
+""")
+    done = succeeded(compute(2, "net.py", cwd=tmp_path))
+    alone = re.findall(r"loss (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output, re.MULTILINE)
+    assert len(set(alone)) == 4
+    assert sorted(map(float, re.findall(r"loss (\S+)$", done.output, re.MULTILINE))) == pytest.approx(
+        sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
+
+
 def test_a_mean_of_a_slice_is_told_in_the_last_stage_of_a_pipeline(tmp_path):
     (tmp_path / "net.py").write_text("""
 import mindspore as ms
