@@ -202,7 +202,8 @@ def path_of(frames):
     calls = [f"{os.path.basename(frames[number][1])}:{frames[number][2]}"
              + (f" {frames[number][0]}" if frames[number][0] != "<module>" else "") for number in reversed(own)]
     if own and own[0] > 0 and not frames[own[0] - 1][0].startswith("0x"):
-        calls.append(frames[own[0] - 1][0].replace("time_sleep", "time.sleep"))
+        name = frames[own[0] - 1][0]  # clock_nanosleep: of a Python without its symbols, such as Debian's
+        calls.append("time.sleep" if name in ("time_sleep", "clock_nanosleep") else name)
     return calls if len(calls) < 6 else [*calls[:2], "...", *calls[-3:]]
 
 
