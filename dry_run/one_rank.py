@@ -106,13 +106,13 @@ def watch(executor):
                 del os.environ[name]
         layouts = self.get_parameter_layout(phase) if hasattr(self, "get_parameter_layout") else {}
         written = sorted(set(job.graphs.rglob("*.ir")) - before)
-        planned = [path for path in written if "step_parallel_end" in path.name]
+        planned = "".join(graph_ir.read(path) for path in written if "step_parallel_end" in path.name)
         for path in written:
             if "_validate_" in path.name:
                 facts["evaluated" if job.evaluating else "graphs"].append(str(path))
                 facts["network"] = facts["network"] or not issubclass(type(obj), OPTIMIZERS)
                 text = graph_ir.read(path)
-                facts["undivided"] |= leaves_undivided(text, "".join(map(graph_ir.read, planned)), layouts)
+                facts["undivided"] |= leaves_undivided(text, planned, layouts)
                 outputs[phase] = graph_ir.parse(text).output
         facts["layouts"].update(layouts)
         rank = ms.communication.get_rank() if GlobalComm.INITED else 0

@@ -8,6 +8,7 @@ import math
 import re
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor
 from mindspore.ops import Primitive
 from mindspore.ops.auto_generate import gen_ops_prim
@@ -71,7 +72,8 @@ class Computation:
                                 "an attribute of the network or the optimizer")
             self.slot(name, self.parameters[parameter])
         self.inputs = [self.slot(name) for name in plan.inputs]
-        self.tuples, self.shared = set(), set()  # of values in one memory: what a view is of, the view, and its parts
+        self.tuples = set()
+        self.shared = set()  # what a view is of, the view, and its parts: they are one memory
         for node in plan.nodes:
             if node.op == "MakeTuple":
                 self.tuples.add(node.output)
@@ -164,7 +166,7 @@ class Computation:
             self.slots[node.output] = places[0]
             return None
         if node.op == "Load":
-            run = _copy
+            run = copied
         elif node.op == "MakeTuple":
             run = _make_tuple
         elif node.op == "TupleGetItem":
@@ -374,10 +376,10 @@ def flatten(value):
 
 
 def copied(value):
-    """Tensors that lie in the memory of others, each with memory of its own."""
+    """Tensors with memory of their own, in place of Parameters, and of tensors that lie in the memory of others."""
     if isinstance(value, (tuple, list)):
         return tuple(copied(part) for part in value)
-    return to_tensor(to_array(value), value.dtype)
+    return to_tensor(np.array(to_array(value)), value.dtype)
 
 
 def unmixed(value):
@@ -419,10 +421,6 @@ def detail(node):
     words = [str(node.attributes[name]) for name in ("op", "root_rank", "split_dim", "concat_dim")
              if node.attributes.get(name) is not None and node.op != "AllGather"]
     return " ".join([*words, *(f"{dtype} {shape}" for dtype, shape in node.planned)])
-
-
-def _copy(parameter):
-    return Tensor(parameter.asnumpy(), parameter.dtype)
 
 
 def _make_tuple(*values):

@@ -271,6 +271,14 @@ net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_i
 TOO_LARGE = "does not divide them by their number, so they are too large"
 
 
+def check_losses_of_one_process(done, folder, steps):
+    """Two computed ranks of net.py, which begins with ALONE_OR_CUT, have printed the losses of one process."""
+    alone = re.findall(r"loss (\S+)$", succeeded(forks.run(folder / "net.py", cwd=folder)).output, re.MULTILINE)
+    assert len(set(alone)) == len(alone) == steps
+    assert sorted(map(float, re.findall(r"loss (\S+)$", done.output, re.MULTILINE))) == pytest.approx(
+        sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
+
+
 @pytest.mark.parametrize("mean", [False, True])
 def test_gradients_that_are_n_times_too_large_are_told(mean, tmp_path):
     """MindSpore plans them where the function that is differentiated returns more than its loss."""
@@ -305,10 +313,7 @@ for _ in range(3):
 """)
     done = succeeded(compute(2, "net.py", cwd=tmp_path, MS_COMPILER_CACHE_ENABLE="1", MS_SIMULATION_LEVEL="0"))
     assert not list(tmp_path.rglob("graph_cache")), "a job of 4 ranks would take the plan of 2"
-    alone = re.findall(r"loss (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output, re.MULTILINE)
-    assert len(alone) == 3
-    assert sorted(map(float, re.findall(r"loss (\S+)$", done.output, re.MULTILINE))) == pytest.approx(
-        sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
+    check_losses_of_one_process(done, tmp_path, 3)
     assert TOO_LARGE not in done.output
 
 
@@ -343,10 +348,7 @@ if not ALONE:
     Changed()(x)
 """)
     done = compute(2, "net.py", cwd=tmp_path)
-    alone = re.findall(r"loss (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output, re.MULTILINE)
-    assert len(set(alone)) == 3
-    assert sorted(map(float, re.findall(r"loss (\S+)$", done.output, re.MULTILINE))) == pytest.approx(
-        sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
+    check_losses_of_one_process(done, tmp_path, 3)
     assert "random numbers" not in done.output
     assert done.code == 1
     assert re.search(r"InplaceAdd\w+ \(net\.py:\d+, .*\) changes a tensor in place that has a view", done.output)
@@ -403,10 +405,7 @@ for _ in range(4):
     print("loss", float(step(numbers(8, 8)).asnumpy()))
 """)
     done = succeeded(compute(2, "net.py", cwd=tmp_path))
-    alone = re.findall(r"loss (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output, re.MULTILINE)
-    assert len(set(alone)) == 4
-    assert sorted(map(float, re.findall(r"loss (\S+)$", done.output, re.MULTILINE))) == pytest.approx(
-        sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
+    check_losses_of_one_process(done, tmp_path, 4)
 
 
 def test_a_mean_of_a_slice_is_told_in_the_last_stage_of_a_pipeline(tmp_path):
