@@ -13,6 +13,7 @@ from mpi4py import MPI  # noqa: E402
 
 MPI.Init()
 import collectives  # noqa: E402
+import run_plan  # noqa: E402
 from plan import Node  # noqa: E402
 
 RANK, RANKS = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -84,5 +85,10 @@ back = {"send_rank_ids": strip["recv_rank_ids"], "recv_rank_ids": strip["send_ra
         "send_lens": strip["recv_lens"], "recv_lens": strip["send_lens"]}
 check(run("NeighborExchangeV2Grad", WORLD, ms.Tensor(np.full(wide.shape, RANK + 1, np.float32)), **back),
       gradient[..., 4 * RANK:4 * RANK + 4], ms.float32)
+# What a step reads before it writes: NumPy's array and MindSpore's tensor are otherwise one memory.
+for dtype in (ms.float32, ms.bfloat16):
+    copy = run_plan.copied(mine.astype(dtype))
+    assert copy.dtype == dtype and not np.shares_memory(copy.asnumpy(), mine.asnumpy())
+    np.testing.assert_array_equal(copy.astype(ms.float32).asnumpy(), mine.asnumpy())
 links.finish()
 print(f"rank {RANK}: {checks} checks passed", flush=True)
