@@ -274,6 +274,7 @@ def test_run_cluster_in_two_shells(cifar10, tmp_path_factory):
                          re.MULTILINE).group(1) for rank in range(4)]
     assert devices == ["4", "5", "0", "1"]
     first, second = ((folder / f"{shell}.log").read_text() for shell in ("first", "second"))
+    assert "run_cluster.sh: these ranks wait for those from 2 on, on other servers: start run_cluster.sh there" in first
     assert "start training for device 4" in first
     assert "rank 0: loss" in first
     assert "rank 2: loss" in second

@@ -306,6 +306,8 @@ def test_msrun_when_a_host_never_starts(both, mnist, tmp_path, record_property):
         near, far = endings([first, second], record_property, within=90)  # the time that Python takes to start included
     assert "not all machines have joined within 8 s (--wait): start run_msrun.sh on machines 0 to 1. So the ranks of " \
            "machine 0, 0 to 1, were ended, exit code 1" in near.result.output
+    assert "run_msrun.sh: these ranks wait for those from 2 on, on other servers" in near.result.output
+    assert "waiting for the scheduler at 10.77.0.1:28120; --node-rank 0 starts it" in far.result.output
     assert "no scheduler at 10.77.0.1:28120 after 8 s; start run_msrun.sh with --node-rank 0" in far.result.output
     nothing_left(both)
 

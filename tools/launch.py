@@ -637,6 +637,10 @@ def main(argv):
             go_inside(args)
         for await_others in hooks(args, "await_others") if not args.restarts or not args.meeting else ():
             await_others(args, sys.modules[__name__])
+        if args.meeting and not args.restarts and args.local[0] == 0:
+            others = " and ".join(map(str, args.meeting[2][1:]))
+            say(f"{args.name}: these ranks wait for those from {others} on, on other servers: start {args.name} there, "
+                "with the same options")
         code = run(args)
     except (ValueError, OSError) as error:
         if str(error):

@@ -184,12 +184,15 @@ def prepare_msrun(args, launch):
 def await_master(args):
     """Wait for the scheduler of the first machine; end with exit code 1 where it does not come."""
     address, port = args.master_addr, int(args.master_port)
-    deadline = time.monotonic() + int(args.wait)
+    deadline, said = time.monotonic() + int(args.wait), False
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             probe.settimeout(2)
             if probe.connect_ex((address, port)) == 0:
                 return
+        if not said:
+            said = True
+            print(f"{args.name}: waiting for the scheduler at {address}:{port}; --node-rank 0 starts it", flush=True)
         time.sleep(0.5)
     print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} "
           f"with --node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
