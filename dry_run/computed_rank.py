@@ -39,7 +39,7 @@ from modes import (
     optimizer_alone,
     pipeline_by_hand,
     planned_mode,
-    whole_arguments,
+    slices_of_arguments,
 )
 from neighbour import of_tools
 from plan import PlanError
@@ -110,7 +110,7 @@ class Computer:
             planned = "".join(map(graph_ir.read, Path(folder).rglob("*step_parallel_end_*.ir")))
             found.undivided = leaves_undivided(text, planned, layouts)
             # Now: the class AutoParallel takes its settings back after a compilation.
-            found.stages, found.whole = ms.get_auto_parallel_context("pipeline_stages"), whole_arguments()
+            found.stages, found.slices = ms.get_auto_parallel_context("pipeline_stages"), slices_of_arguments()
         keep = os.environ.get("COMPUTE_KEEP")
         if keep:
             Path(keep, f"rank_{self.links.rank}_graph_{len(self.computations)}.mindir").write_bytes(model)

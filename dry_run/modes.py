@@ -1,4 +1,6 @@
 """MindSpore's parallel modes that cut a network, and what does not go with them."""
+import math
+
 import mindspore as ms
 from mindspore import nn
 from mindspore.experimental.optim import Optimizer as NewOptimizer
@@ -16,12 +18,16 @@ def planned_mode():
     return mode if mode in PLANNED else ""
 
 
-def whole_arguments():
-    """Do all ranks bring the same arguments? False, True, or a tuple of that for each."""
+def slices_of_arguments():
+    """In how many slices the ranks of a stage bring all arguments, or a tuple: each of them.
+
+    1: all ranks bring the same; None: each brings its own, or it is not known.
+    """
     strategy = ms.get_auto_parallel_context("dataset_strategy")
     if isinstance(strategy, (tuple, list)):
-        return tuple(isinstance(cuts, (tuple, list)) and all(cut == 1 for cut in cuts) for cuts in strategy)
-    return strategy == "full_batch"
+        return tuple(math.prod(cuts) if isinstance(cuts, (tuple, list)) and all(isinstance(cut, int) for cut in cuts)
+                     else None for cuts in strategy)
+    return 1 if strategy == "full_batch" else None
 
 
 def optimizer_alone(obj):

@@ -81,7 +81,7 @@ class Plan:
     counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
     undivided: bool = False  # does it add up gradients and never divide them by the number of ranks?
     stages: int = 1         # of a pipeline
-    whole: object = False   # do all ranks bring the same arguments? False, True, or a tuple of that for each
+    slices: object = None   # in how many slices the ranks bring the arguments; see modes.slices_of_arguments()
 
     def near(self, node):
         """The user's line of a node; else its optimizer, "of nn.Lamb"; else, as "near file:line", that of what it works

@@ -279,18 +279,33 @@ class Computation:
         return results[0] if len(results) == 1 else tuple(results)
 
     def compare(self, arguments):
-        """In the first step: do all ranks bring the same batch, where they should?"""
-        whole = self.plan.whole if isinstance(self.plan.whole, tuple) else (self.plan.whole,) * len(arguments)
-        if not (any(whole) and self.parameters):  # a graph without parameters puts slices together, to save
+        """In the first step: do all ranks bring the same batch, or the same slice of it, where they should?"""
+        slices = self.plan.slices if isinstance(self.plan.slices, tuple) else (self.plan.slices,) * len(arguments)
+        if not (any(slices) and self.parameters):  # a graph without parameters puts slices together, to save
             return
-        everyone = self.links.share([hashlib.sha256(to_array(argument).tobytes()).digest() for argument, wanted in
-                                     zip(arguments, whole) if wanted and isinstance(argument, Tensor)])
-        unlike = [rank for rank, digests in enumerate(everyone) if digests != everyone[0]]
-        if unlike:
-            raise PlanError(
-                'dataset_strategy ("full_batch", or ones) says that all ranks bring the same batch, and '
-                f"rank {unlike[0]} brings another one than rank 0: shuffle with one seed and leave out num_shards "
-                'and shard_id, or set dataset_strategy="data_parallel", where each rank brings its own', by_all=True)
+        ranks = self.links.rank_size // self.plan.stages
+        everyone = self.links.share([hashlib.sha256(to_array(argument).tobytes()).digest() for argument in arguments
+                                     if isinstance(argument, Tensor)])
+        slices = [count for argument, count in zip(arguments, slices) if isinstance(argument, Tensor)]
+        for number, count in enumerate(slices):
+            if not count or ranks % count:
+                continue
+            first = {}  # MindSpore gives neighbours the same slice
+            for rank, digests in enumerate(everyone):
+                place = rank % ranks * count // ranks
+                other = first.setdefault(place, rank)
+                if digests[number] == everyone[other][number]:
+                    continue
+                if count == 1:
+                    raise PlanError(
+                        'dataset_strategy ("full_batch", or ones) says that all ranks bring the same batch, and '
+                        f"rank {rank} brings another one than rank {other}: shuffle with one seed and leave out "
+                        'num_shards and shard_id, or set dataset_strategy="data_parallel", where each rank brings its '
+                        "own", by_all=True)
+                raise PlanError(
+                    f"dataset_strategy cuts argument {number + 1} into {count} slices for {ranks} ranks, so neighbours "
+                    f"bring the same slice, and rank {rank} brings another one than rank {other}: with num_shards="
+                    f"{count} and shard_id=rank % {ranks} // {ranks // count} they do", by_all=True)
 
     def compare_numbers(self, results):
         """After the first step: does the graph return the same numbers on all ranks, as a loss must be?"""

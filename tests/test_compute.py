@@ -256,6 +256,14 @@ def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
     assert not done.left_over
 
 
+def test_neighbours_must_bring_the_same_slice_where_there_are_fewer_slices_than_ranks(tmp_path):
+    assert compute(4, FAULTS, "neighbours_alike", cwd=tmp_path).code == 0
+    done = compute(4, FAULTS, "other_slices", cwd=tmp_path)
+    assert done.code == 1
+    assert ("argument 1 into 2 slices for 4 ranks, so neighbours bring the same slice, and rank 1 brings another one "
+            "than rank 0: with num_shards=2 and shard_id=rank % 4 // 2 they do\n") in done.output
+
+
 ALONE_OR_CUT = """
 import os
 import mindspore as ms

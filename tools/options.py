@@ -86,8 +86,8 @@ def new_parser(words):
     hidden = parser.add_argument_group()
     for option, given in (  # what a launcher tells this program
             ("--lesson", {"required": True, "type": Path}), ("script", {"nargs": "?"}), ("-n", {"required": True}),
-            ("--folder", {}), ("--check", {"action": "store_true"}), ("--in", {"dest": "inside", "type": name}), ("--usage", {}),
-            ("--plan", {"action": "store_true"})):
+            ("--folder", {}), ("--check", {"action": "store_true"}), ("--in", {"dest": "inside", "type": name}),
+            ("--usage", {}), ("--plan", {"action": "store_true"})):
         hidden.add_argument(option, help=argparse.SUPPRESS, **given)
     add = parser.add_argument_group("options").add_argument
     add("-h", "--help", action="help", help="show this; the script's own options: -- --help")

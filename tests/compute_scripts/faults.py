@@ -11,9 +11,10 @@ from mindspore.parallel.auto_parallel import AutoParallel
 fault = sys.argv[1]
 ms.set_context(mode=ms.PYNATIVE_MODE if fault.startswith("pynative") else ms.GRAPH_MODE)
 init()
+STRATEGIES = {"other_batch_as_ones": ((1, 1),), "other_slices": ((2, 1),), "neighbours_alike": ((2, 1),)}
 if fault != "other_batch_in_a_class":
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel",
-                                 dataset_strategy=((1, 1),) if fault == "other_batch_as_ones" else "full_batch")
+                                 dataset_strategy=STRATEGIES.get(fault, "full_batch"))
 
 
 class Net(nn.Cell):
@@ -35,7 +36,7 @@ class Net(nn.Cell):
 
 
 net = Net(fault)
-x = Tensor(np.full((8, 8), 1 + get_rank() * fault.startswith("other_batch")), ms.float32)
+x = Tensor(np.full((8, 8), 1 + get_rank() * fault.startswith("other_") + get_rank() // 2), ms.float32)
 if fault == "other_batch_in_a_class":
     net = AutoParallel(net, parallel_mode="semi_auto")
     net.dataset_strategy("full_batch")
