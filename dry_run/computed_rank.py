@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 
 import mindspore as ms
-from mindspore import Parameter, _c_expression, context
+from mindspore import Parameter, _c_expression, context, nn
 from mindspore._c_expression import MSContext, ms_ctx_param
 from mindspore.communication import management
 from mindspore.train import Model
@@ -122,7 +122,8 @@ class Computer:
                                            len(self.computations) + 1)
         self.computations[phase] = computation
         self.replicas.update(computation.replicas())
-        for note in computation.notes():
+        twice = issubclass(type(obj), nn.TrainOneStepCell) and computation.changed_twice()
+        for note in computation.notes() + [twice] * bool(twice):
             self.say(f"computed on CPU: {note}")
         return done
 

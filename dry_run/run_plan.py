@@ -29,6 +29,11 @@ except ImportError:  # after 2.7 operators return tensors at once
 RANDOM = re.compile("Dropout|Random|Normal(?!iz)|Uniform|Multinomial|Gamma|Poisson|Bernoulli")
 PASS_ON = ("Depend",)  # their value is their first input
 PADS = ("ConstantPadND", "PadV3")
+TUPLES = ("MakeTuple", "make_list")
+ASSIGN = Primitive("Assign")
+# Their results may lie in the memory of their inputs; which ones do that differs between versions of MindSpore.
+MAY_ALIAS = re.compile("Reshape|Transpose|ExpandDims|Squeeze|Slice|Split|Chunk|Narrow|BroadcastTo|StopGradient|"
+                       "Contiguous|Diagonal|Unstack|SelectExt|Unfold|AsStrided|Identity|Flatten|View")
 
 
 def group_of(node, rank_size):
@@ -74,9 +79,16 @@ class Computation:
         self.inputs = [self.slot(name) for name in plan.inputs]
         self.tuples = set()
         self.shared = set()  # what a view is of, the view, and its parts: they are one memory
+        self.one_tensor = {}  # name of what an operator has changed in place -> name of what it has changed
+        self.changed = set()  # what is changed in place
+        self.made_by = {node.output: node.instance for node in plan.nodes}
         for node in plan.nodes:
-            if node.op == "MakeTuple":
+            if node.op in TUPLES:
                 self.tuples.add(node.output)
+            elif changes_input(node) or node.op in PASS_ON:
+                self.one_tensor[node.output] = original = self.original(node.inputs[0])
+                if node.op not in PASS_ON:
+                    self.changed.add(original)
             elif node.op.endswith("View"):
                 self.shared |= {node.inputs[0], node.output}
             elif node.op == "TupleGetItem" and node.inputs[0] in self.shared:
@@ -89,6 +101,10 @@ class Computation:
                 raise PlanError(f"the plan's output {name} is made by no operator")
         self.outputs = [self.slots[name] for name in plan.outputs]
         self.free_early()
+
+    def original(self, name):
+        """The tensor that a name stands for."""
+        return self.one_tensor.get(name, name)
 
     def slot(self, name, value=None):
         """The place of a value."""
@@ -126,6 +142,24 @@ class Computation:
         return ([f"{', '.join(ops)}: other random numbers than on a card"] if ops else []) + (
             [f"{', '.join(small)}: rounded otherwise than on a card"] if small else [])
 
+    def changed_twice(self):
+        """For nn.TrainOneStepCell: which of the user's lines changes a parameter twice a step, as a sentence, or "".
+
+        It calls the network for the loss, and again for the gradients. MindSpore makes one of both, but in these modes
+        not of what changes a parameter.
+        """
+        changes = collections.Counter()
+        for node in self.plan.nodes:
+            name = self.plan.parameters.get(self.original(node.inputs[0])) if node.inputs else None
+            if name and re.match("Assign|Inplace|Scatter", node.op) and self.plan.source(node):
+                changes[name, self.plan.source(node)] += 1
+        for (name, line), times in changes.items():
+            if times % 2 == 0:
+                return (f"{line} changes parameter {name!r} once for the loss and once more for the gradients, "
+                        "presumably on cards, too (in one process MindSpore does it once); take value_and_grad, not "
+                        "nn.TrainOneStepCell")
+        return ""
+
     def replicas(self):
         """What other ranks should hold just as this one does.
 
@@ -155,9 +189,13 @@ class Computation:
         missing = [name for name in node.inputs if name not in self.slots]
         if missing:
             raise PlanError(f"{where(self.plan, node)} uses {missing[0]}, which nothing before it makes")
-        if node.op.startswith("Inplace") and node.inputs[0] in self.shared:
+        if changes_input(node) and {node.inputs[0], self.original(node.inputs[0])} & self.shared:
             raise PlanError(f"{where(self.plan, node)} changes a tensor in place that has a view, which is not "
                             "computed: make a new tensor, as in a = a + 1")
+        if changes_input(node) and self.made_by.get(node.inputs[0], "").startswith("redistribution_op"):
+            raise PlanError(f"{where(self.plan, node)} changes a tensor in place that is cut in another way there: "
+                            "MindSpore plans to change a copy of it, and the change is lost, presumably on cards, too; "
+                            "make a new tensor, as in a = a + 1")
         places = [self.slots[name] for name in node.inputs]
         if node.op == "Load" and not self.written_while_used(node, index):
             self.slots[node.output] = places[0]
@@ -167,7 +205,7 @@ class Computation:
             return None
         if node.op == "Load":
             run = copied
-        elif node.op == "MakeTuple":
+        elif node.op in TUPLES:
             run = _make_tuple
         elif node.op == "TupleGetItem":
             run = _get_item
@@ -175,20 +213,22 @@ class Computation:
             run = self.links.operator(node, *self.peers[node.output], where(self.plan, node))
         else:
             run = self.kernel(node)
+            if node.output in self.changed and MAY_ALIAS.search(node.op):
+                run = _then_copied(run)
         places = [place for place in places if self.values[place] is not MONAD]
         return run, places, self.slot(node.output), node
 
     def written_while_used(self, load, index):
         """Whether a parameter that is read by value changes while the value is still needed."""
-        parameter, aliases = load.inputs[0], {load.output}
+        parameter, aliases = self.original(load.inputs[0]), {load.output}
         written = False
         for node in self.plan.nodes[index + 1:]:
-            used = aliases.intersection(node.inputs)
-            if used and node.op in ("Depend", "MakeTuple", "TupleGetItem"):
+            used, passed = aliases.intersection(node.inputs), node.op in (*PASS_ON, *TUPLES, "TupleGetItem")
+            if used and (passed or MAY_ALIAS.search(node.op)):
                 aliases.add(node.output)
-            elif used and written and node.op != "UpdateState":
+            if used and written and not passed and node.op != "UpdateState":
                 return True
-            written = written or (parameter in node.inputs and node.op not in ("Load", "Depend"))
+            written = written or (node.op not in ("Load", *PASS_ON) and parameter in map(self.original, node.inputs))
         return bool(aliases.intersection(self.plan.outputs))
 
     def kernel(self, node):
@@ -205,13 +245,15 @@ class Computation:
         op = node.op
         if op.endswith("View"):  # run as others are, it would return what its memory happens to hold
             view = getattr(gen_ops_prim, op)()
-            return lambda *inputs: copied(view(*inputs))
+            return _then_copied(view)
 
         mixed = bool(self.tuples.intersection(node.inputs))
 
         def run(*inputs):
             return _convert_stub(_run_op(primitive, op, [*map(unmixed, inputs)] if mixed else inputs))
 
+        if changes_input(node):
+            return functools.partial(in_place, run)
         if op in PADS and node.attributes.get("paddings_contiguous", True):
             run = functools.partial(padded, run)
         if not any(dtype == ms.bfloat16 for dtype, _ in node.planned):
@@ -330,7 +372,7 @@ class Computation:
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""
-        if not node.planned or node.op in ("MakeTuple", "Send", "Barrier"):
+        if not node.planned or node.op in (*TUPLES, "Send", "Barrier"):
             return
         leaves = list(flatten(value))
         for (dtype, shape), leaf in zip(node.planned, leaves):
@@ -395,6 +437,22 @@ def copied(value):
     if isinstance(value, (tuple, list)):
         return tuple(copied(part) for part in value)
     return to_tensor(np.array(to_array(value)), value.dtype)
+
+
+def changes_input(node):
+    """Does an operator write its result over its first input? InplaceUpdate, for one, is older and does not."""
+    return node.op.startswith("Inplace") and hasattr(gen_ops_prim, node.op)
+
+
+def in_place(run, tensor, *rest):
+    """An operator that changes its first input, run: most kernels leave it as it is, and return a new tensor."""
+    result = run(tensor, *rest)
+    _run_op(ASSIGN, "Assign", (tensor, result))
+    return tensor
+
+
+def _then_copied(run):
+    return lambda *inputs: copied(run(*inputs))
 
 
 def unmixed(value):

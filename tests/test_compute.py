@@ -362,6 +362,56 @@ if not ALONE:
     assert re.search(r"InplaceAdd\w+ \(net\.py:\d+, .*\) changes a tensor in place that has a view", done.output)
 
 
+def test_what_changes_in_place_is_changed(tmp_path):
+    """Parameters, by methods and by mint.optim.Adam; what was read before stays. Lists are made, as nn.RNN does."""
+    (tmp_path / "net.py").write_text(ALONE_OR_CUT + """
+from mindspore import Parameter, mint, ops
+numbers = Tensor(np.arange(64).reshape(8, 8) % 5 + 1, ms.float32)
+class Loss(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.net, self.rnn = net, nn.RNN(8, 3, batch_first=True)
+        for number, weight in enumerate(self.rnn.get_parameters()):
+            weight.set_data(Tensor(np.cos(np.arange(weight.size) + number).reshape(weight.shape), ms.float32))
+        self.mean = Parameter(numbers[0] * 1, name="mean", requires_grad=False)
+        self.count = Parameter(Tensor(0, ms.int64), name="count", requires_grad=False)
+    def construct(self, x):
+        before = ops.expand_dims(self.mean, 0)
+        self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        self.count.add_(1)
+        made = x * 2
+        made.sub_(1.0)
+        return (self.net(x).mean() * self.mean.mean() + (before * x).mean() + self.count + made.mean()
+                + self.rnn(x.reshape((4, 2, 8)))[0].mean())
+class Step(nn.Cell):
+    def __init__(self, loss):
+        super().__init__(auto_prefix=False)
+        self.loss, self.weights = loss, ms.ParameterTuple(loss.trainable_params())
+        self.optimizer = mint.optim.Adam(self.weights, 0.01)
+        self.grad = ops.value_and_grad(loss, None, self.weights)
+    def construct(self, x):
+        loss, gradients = self.grad(x)
+        return ops.depend(loss, self.optimizer(gradients))
+step = Step(Loss())
+for _ in range(4):
+    print("loss", float(step(numbers).asnumpy()))
+if "OMPI_COMM_WORLD_SIZE" in os.environ:
+    class Turned(nn.Cell):
+        def construct(self, x):
+            turned = ops.transpose(x * 1, (1, 0))
+            turned.add_(1.0)
+            return turned.mean()
+    twice = nn.TrainOneStepCell(step.loss, nn.SGD(net.trainable_params(), 0.1))
+    twice(numbers)
+    Turned()(numbers)
+""")
+    done = compute(2, "net.py", cwd=tmp_path)
+    check_losses_of_one_process(done, tmp_path, 4)
+    assert done.code == 1
+    assert re.search(r"InplaceAdd\w+ \(net\.py:\d+, .*\) changes a tensor in place that is cut in ano", done.output)
+    assert len(re.findall(r"net\.py:\d+ changes parameter '\w+' once for the loss and once more for", done.output)) == 1
+
+
 @pytest.mark.parametrize(("loss", "told"), [
     ('nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")', True), ("nn.CrossEntropyLoss()", False)])
 def test_a_loss_that_is_a_mean_of_a_slice_is_told(loss, told, tmp_path):
