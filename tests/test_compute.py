@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import forks
@@ -362,6 +363,8 @@ if not ALONE:
     assert re.search(r"InplaceAdd\w+ \(net\.py:\d+, .*\) changes a tensor in place that has a view", done.output)
 
 
+@pytest.mark.skipif(version("mindspore").startswith("2.7."), reason="MindSpore 2.7 changes nothing in place in a graph "
+                    "on CPU, and cannot plan it")
 def test_what_changes_in_place_is_changed(tmp_path):
     """Parameters, by methods and by mint.optim.Adam; what was read before stays. Lists are made, as nn.RNN does."""
     (tmp_path / "net.py").write_text(ALONE_OR_CUT + """
@@ -374,14 +377,14 @@ class Loss(nn.Cell):
         for number, weight in enumerate(self.rnn.get_parameters()):
             weight.set_data(Tensor(np.cos(np.arange(weight.size) + number).reshape(weight.shape), ms.float32))
         self.mean = Parameter(numbers[0] * 1, name="mean", requires_grad=False)
-        self.count = Parameter(Tensor(0, ms.int64), name="count", requires_grad=False)
+        self.count = Parameter(Tensor([0.0], ms.float32), name="count", requires_grad=False)
     def construct(self, x):
         before = ops.expand_dims(self.mean, 0)
         self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
         self.count.add_(1)
         made = x * 2
-        made.sub_(1.0)
-        return (self.net(x).mean() * self.mean.mean() + (before * x).mean() + self.count + made.mean()
+        made.sub_(x / 2)
+        return (self.net(x).mean() * self.mean.mean() + (before * x).mean() + self.count.sum() + made.mean()
                 + self.rnn(x.reshape((4, 2, 8)))[0].mean())
 class Step(nn.Cell):
     def __init__(self, loss):
