@@ -100,10 +100,10 @@ def what_to_load(parameters):
 def load(folder):
     """Load whole parameters of a job with other ranks or another mode."""
     parameters = slices.Saved(folder).whole() if rank == 0 else {}
+    parameters["learning_rate"] = optimizer.learning_rate  # this job's own
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file
     for parameter in train_step.get_parameters():
-        name = parameter.name
-        shape = (ROWS, COLUMNS) if name in SLICED else parameter.shape
+        shape = (ROWS, COLUMNS) if (name := parameter.name) in SLICED else parameter.shape
         value = parameters.get(name, Tensor(np.zeros(shape), parameter.dtype))
         if rank_size > 1:
             [value] = ops.Broadcast(0)((Tensor(value.asnumpy()),))

@@ -6,8 +6,8 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     saved = checkpoints.Checkpoints(folder, prefix, rank_size)  # this rank's own folder or prefix
     first_epoch = saved.resume(train_network, args.resume, dataset=dataset)  # 0: from the start
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
-Weights and optimizer are in the file. A dataset passes over what was used; an order of your own
-goes by the number of the epoch (and saved.first_step).
+Weights and optimizer are in the file, but the learning rate is the script's. A dataset passes
+over what was used; an order of your own goes by the number of the epoch (and saved.first_step).
 After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
 
@@ -139,9 +139,8 @@ class Checkpoints(Callback):
     def resume(self, network, how, change=dict, dataset=None):
         """Load the newest file that all ranks saved whole, or end with a sentence.
 
-        Returns how many epochs are done; first_step is how many steps of the next. how is
-        args.resume; 0 is returned for None, and for "if-saved" where nothing is saved.
-        change may cut the parameters, {name: Parameter}; dataset passes over finished steps.
+        Returns how many epochs are done (0: none, or how, args.resume, is None) and sets first_step,
+        steps done of the next. change may cut {name: Parameter}; dataset passes over what is done.
         """
         if not os.access(self.folder, os.W_OK | os.X_OK):
             sys.exit(f"{self.folder} cannot be written to; use another --ckpt-dir")
@@ -172,6 +171,7 @@ class Checkpoints(Callback):
         steps, fits = int(parameters.pop("unfinished", 0)), True
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
         epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
+        parameters |= {p.name: p for p in network.get_parameters() if "learning_rate" in p.name}
         if dataset is not None:
             now = dataset.get_dataset_size()
             fits = steps in (0, 1, now)  # 1: of how many is not known

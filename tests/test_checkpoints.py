@@ -318,6 +318,19 @@ def test_resume_if_saved_and_none_to_resume(tmp_path):
     assert (resumed_after(done.output), losses_of(done.output)) == (2, {})
 
 
+@pytest.mark.parametrize("option", ["--resume", "--load"])
+def test_the_learning_rate_is_that_of_the_command_not_of_the_file(option, one, tmp_path):
+    folder = tmp_path / "ck"
+    if option == "--resume":
+        shutil.copytree(one / "ck", folder)
+    given = ("--epochs", 5, "--resume") if option == "--resume" else ("--epochs", 1, "--load", one / "ck")
+    assert jobs.succeeded(alone(*given, "--lr", 1e-12, "--ckpt-dir", folder, cwd=tmp_path))
+    [[before], [after]] = read(one / "ck", folder)
+    assert np.allclose(before["weight"], after["weight"], rtol=0, atol=1e-9)
+    assert not np.allclose(before["moments.weight"], after["moments.weight"], rtol=0, atol=1e-9)
+    assert after["learning_rate"] == np.float32(1e-12)
+
+
 def test_foreign_checkpoints_are_refused(one, tmp_path):
     copy_of(one, tmp_path)
     shutil.copytree(tmp_path / "ck" / "rank_0", tmp_path / "ck" / "rank_1")
