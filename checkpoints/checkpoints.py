@@ -138,7 +138,7 @@ class Checkpoints(Callback):
     def resume(self, network, how, change=dict, dataset=None):
         """Load the newest file that all ranks saved whole, or end with a sentence.
 
-        Returns how many epochs are done (0: none, or how, args.resume, is None) and sets first_step,
+        Returns how many epochs are done (0: none, or how, args.resume, is None), sets first_step:
         steps done of the next. change may cut {name: Parameter}; dataset passes over what is done.
         """
         if not os.access(self.folder, os.W_OK | os.X_OK):
