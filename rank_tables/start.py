@@ -29,12 +29,18 @@ def prepare(args, launch):
     Raises:
         ValueError: what does not fit, and what to do; empty if a tool has said so already.
     """
+    if args.table == "":
+        raise ValueError("the rank table has an empty name; give its path (is a variable not set?)")
     if args.launcher != "table":
+        if args.table or args.first is not None:
+            raise ValueError(f"--table and --first are for --with table, not for {args.launcher}; leave them out")
         if os.environ.pop("RANK_TABLE_FILE", None):  # mpirun and a rank table exclude each other
             print(f"{args.name}: RANK_TABLE_FILE is not handed on: {args.launcher} tells the ranks of each other")
         return
     own = HERE / f"rank_table_{args.n}pcs.json"
     table = args.table or os.getenv("RANK_TABLE_FILE") or (own if own.is_file() and not args.dry_run else "")
+    if args.first is not None and not table and not args.dry_run:
+        raise ValueError("RANK_START needs the rank table, which says which ranks are this machine's; give its path")
     if table:
         servers = read(args, table)
         if not args.dry_run:

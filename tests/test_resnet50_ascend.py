@@ -381,6 +381,9 @@ def test_wrong_arguments(tmp_path):
         output = refused(RUN, "data", 2, wrong, cwd=tmp_path)
         assert f"run.sh: error: unrecognized arguments: {wrong}" in output
         assert "bash run.sh --help explains all" in output
+    assert "the rank table has an empty name" in refused(CLUSTER, "data", "", 4, 2, cwd=tmp_path, env=CPU)
+    assert "this machine has no Ascend card; DEVICE_TARGET=CPU rehearses" in refused(
+        jobs.REPO / "own_model" / "run.sh", 2, cwd=tmp_path, env={"DEVICE_TARGET": "Ascend"})
     assert "DEVICE_TARGET is 'NPU'" in refused(RUN, "data", 2, cwd=tmp_path, env={"DEVICE_TARGET": "NPU"})
     for name in ("STALL_MINUTES", "MS_CPU_COMM_OP_TIMEOUT"):
         for text in ("soon", ""):

@@ -133,6 +133,31 @@ def test_a_rank_that_works_is_no_reason_to_end_the_job(tmp_path):
         assert job.finish().code == 143
 
 
+TALKS_AGAIN = """
+import contextlib, os, time
+from pathlib import Path
+def looked_at():
+    for children in Path(f"/proc/{os.getppid()}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            if any(b"stacks.py" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children.read_text().split()):
+                return True
+print("hello", flush=True)
+while not looked_at():
+    time.sleep(0.01)
+print("I was only slow", flush=True)
+time.sleep(1.5)
+print("done", flush=True)
+"""
+
+
+def test_a_rank_that_speaks_while_it_is_looked_at_is_no_reason_to_end_the_job(tmp_path):
+    with start(tmp_path, TALKS_AGAIN, 2, "--with", "table", "--on-stall", "end") as job:
+        result = job.finish()
+    assert "warning: no rank has written anything for" in result.output
+    assert result.code == 0, result.output
+    assert {"[rank 0] done", "[rank 1] done"} <= {*result.output.splitlines()}
+
+
 def test_what_is_said_without_py_spy():
     seen = {"pid": 7, "state": "S", "runs": False, "cores": 0.0, "threads": [], "collective": "",
             "problem": "py-spy is not installed"}

@@ -62,6 +62,9 @@ def look(args, say):
         limits.stay_here()
     if args.target == "GPU":
         look_at_gpus(ranks, warn)
+    if args.target == "Ascend" and not (args.command or shutil.which("npu-smi") or any(Path("/dev").glob("davinci*"))):
+        raise ValueError("DEVICE_TARGET is Ascend, and there is neither npu-smi nor a /dev/davinci*: this machine has "
+                         "no Ascend card; DEVICE_TARGET=CPU rehearses")
     if args.target == "CPU":
         limits.look_at_memory(ranks, args.memory)
     look_at_shm(args, ranks, warn)

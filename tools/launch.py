@@ -443,17 +443,18 @@ class Job:
         if self.asked:
             if any("seen" not in rank for rank in running) and now < self.asked + 60:
                 return False
+            gets_on = not running or any(rank["heard"] > self.asked for rank in self.ranks.values())
             self.asked, self.warned, patience, self.patience = None, now, self.patience, self.stall
             seen = {rank["rank"]: rank.pop("seen", None) for rank in running}
             with contextlib.suppress(OSError):
                 Path(self.log).with_name("stacks.json").write_text(json.dumps(seen, indent=1))
             lines, works = stacks.describe(seen)
-            if ended:
+            if ended and running:
                 lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
                              "waits for one that has ended waits for ever: let all ranks do the same steps, and end "
                              "the script by ranks.leave()")
             say("\n".join(f"{self.args.name}: {line}" for line in lines), sys.stderr)
-            return not works and patience == self.stall
+            return not (works or gets_on) and patience == self.stall
         if not running or self.patience > now - max(
                 self.warned, self.one_ended or 0, *(rank["heard"] for rank in running)):
             return False
