@@ -168,6 +168,25 @@ def test_ranks_that_do_not_save_in_time_are_ended(options, seconds, tmp_path):
     assert not result.left_over
 
 
+TESTS = """import runpy, os, time
+launcher = runpy.run_path(os.environ['RANKS_SAVING'])['Launcher']()
+assert not launcher.ends_after(0.5)
+launcher.saved('epoch 1, step 1')
+print('ready', flush=True)
+time.sleep(600)  # as in a long test
+"""
+
+
+def test_ranks_that_have_saved_and_test_are_not_said_to_have_lost_anything(tmp_path):
+    with start(tmp_path, TESTS, 2, "--with", "table", "--grace", 1) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish()
+    assert result.code == 143
+    assert ("no step has ended within 1 s, as none does while ranks test; all had saved epoch 1, step 1 before; "
+            "--resume goes on there") in result.output
+
+
 LAST = ASKED + """words, rank = int(os.environ['RANKS_WORDS']), os.environ['RANKS_RANK']
 if rank == '0':
     assert os.read(words, 9) == b'when'

@@ -389,6 +389,25 @@ def test_little_room_in_dev_shm_and_on_a_disk_is_said(script):
                          r"there \(10 MB\); free some .*, or set TMPDIR to another folder$", result.output, re.M)
 
 
+def test_logs_that_mpirun_could_not_write_whole_are_named(script):
+    """It goes on without a word; the disk fills up while the job runs."""
+    if jobs.run(*in_small("1m", "/dev/shm", "true"), cwd=script.parent).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    script.write_text(RANK + "for _ in range(20000):\n    print('y' * 1000)\n")
+    small = script.parent / "small"
+    small.mkdir()
+    told = r"^ranks\.py: lines are missing in .*rank\.0/stdout and 1 more: the disk is full$"
+    for output, whole in (("/dev/null", False), ("small/out", False), ("small/out", True)):
+        if whole:
+            script.write_text(RANK)
+        logs = "logs" if whole else "small/logs"
+        start = ("sh", "-c", 'exec "$@" >' + output, "sh", *command(script, "--logs", logs))
+        result = jobs.run(*in_small("5m", small, *start), cwd=script.parent, env=CPU)
+        assert result.code == 0, result.output
+        assert bool(re.search(told, result.output, re.MULTILINE)) != whole, result.output
+        assert "logs are whole" not in result.output
+
+
 def test_in_an_allocation_of_slurm_a_job_stays_on_its_machine(script):
     slurm = {"SLURM_JOBID": "5", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "2(x4)"}
     done = jobs.succeeded(jobs.run(*command(script), cwd=script.parent, env={**CPU, **slurm}))

@@ -558,6 +558,17 @@ def text_of(log):
     return ""
 
 
+def cut_logs(args):
+    """The logs that mpirun has not written whole, of which it says nothing: there is no room left where they lie."""
+    job, cut = args.jobs[-1] if args.jobs else None, []
+    for number, rank in sorted(job.ranks.items()) if job and args.launcher == "mpirun" else ():
+        with contextlib.suppress(OSError), open(job.log_of(number), "rb") as log:  # on another machine, or gone
+            disk = os.statvfs(log.fileno())
+            if disk.f_bavail * disk.f_frsize < before.MB and sum(1 for _ in log) < rank["count"]:
+                cut.append(log.name)
+    return cut
+
+
 def go_inside(args):
     """With --in: make that folder, work there, write all lines to train.log, too; in the background if wanted."""
     new_folders(args, [args.inside])
@@ -652,9 +663,13 @@ def main(argv):
         code = ended.code if isinstance(ended.code, int) else 1
         if code != ended.code:
             say(ended.code, sys.stderr)
+    cut = cut_logs(args)
     if SPEECH.full:
-        say(f"{args.name}: lines are missing: where this output goes, the disk is full; the ranks' logs are whole",
-            sys.stderr)
+        say(f"{args.name}: lines are missing: where this output goes, the disk is full"
+            + ("" if cut else "; the ranks' logs are whole"), sys.stderr)
+    if cut:
+        others = f" and {len(cut) - 1} more" if cut[1:] else ""
+        say(f"{args.name}: lines are missing in {from_start(args, cut[0])}{others}: the disk is full", sys.stderr)
     return job_report.finish(args, code, say)
 
 

@@ -3,10 +3,12 @@
 Rank 0 is asked when ("when"). At the end of a step it says which step will be the last, the next one, and waits. The
 other ranks cannot end that one without rank 0, so they all learn of it in time; rank 0 goes on when they know. A rank
 that has saved says so and waits for its end: no rank fails because another one has ended. A rank says "steps" when it
-has ended its first step and so takes part. Class Launcher is the ranks' side, which checkpoints.py uses.
+has ended its first step and so takes part, and "kept ..." when it has saved an epoch. Class Launcher is the ranks'
+side, which checkpoints.py uses.
 """
 
 import os
+import re
 import select
 import time
 
@@ -27,7 +29,7 @@ class Saving:
     def possible(job):
         """Has a rank ended a step, and do they save? Then all will soon say so: what they say may be on its way."""
         ranks = job.ranks.values()
-        return (0 in job.ranks and any(rank.get("word") == "steps" for rank in ranks)
+        return (0 in job.ranks and any(re.match("steps|kept", rank.get("word", "")) for rank in ranks)
                 and all(rank["code"] is None for rank in ranks))
 
     def go_on(self):
@@ -47,6 +49,10 @@ class Saving:
         if any(self.job.ranks[rank]["code"] for rank in missing):
             return "a rank has failed before all had saved"
         if time.monotonic() > self.deadline:
+            kept = {rank.get("word", "") for rank in self.job.ranks.values()}
+            if len(kept) == 1 and (word := kept.pop()).startswith("kept"):
+                return (f"no step has ended within {self.seconds:g} s, as none does while ranks test; all had saved "
+                        f"{word[5:]} before; --resume goes on there")
             return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}"
         return ""
 
@@ -73,6 +79,8 @@ class Launcher:
 
     def saved(self, where):
         """Say what was saved; does not return after the last step."""
-        if self.steps >= self.last:
+        if self.steps < self.last:
+            os.write(self.link, f"kept {where}".encode())
+        else:
             os.write(self.link, f"saved {where}".encode())
             os.read(self.link, 1)  # it ends this process when all ranks have saved
