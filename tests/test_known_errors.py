@@ -303,6 +303,25 @@ def test_a_way_to_send_that_this_open_mpi_has_not(tmp_path):
     check_hint("mpi-unreachable", result.output)
 
 
+def test_a_file_beside_the_script_that_hides_a_package(tmp_path):
+    (tmp_path / "logging.py").write_text("")
+    (tmp_path / "script.py").write_text("import logging.handlers\n")
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 1, "--with", "table", "script.py",
+                      cwd=tmp_path, env={"DEVICE_TARGET": "CPU"})
+    check_hint("module-hidden", result.output)
+
+
+@pytest.mark.parametrize("name", ["orte_default_hostfile", "rmaps_base_mapping_policy"])
+def test_a_setting_of_open_mpi_with_which_no_rank_is_started(name, tmp_path):
+    (tmp_path / "script.py").write_text("print('here')\n")
+    value = str(tmp_path) if "file" in name else "ppr:1:node"
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 2, "script.py", cwd=tmp_path,
+                      env={f"OMPI_MCA_{name}": value, "DEVICE_TARGET": "CPU"})
+    assert result.code, result.output
+    assert ("hint: no rank was started, and variables here change what mpirun does: unset "
+            f"OMPI_MCA_{name}\n") in result.output
+
+
 def test_a_number_of_ranks_for_which_mindspore_has_no_plan(tmp_path):
     result = jobs.run("bash", jobs.REPO / "parallel_modes" / "run.sh", "auto_parallel", 3, cwd=tmp_path,
                       env={"DEVICE_TARGET": "CPU"})

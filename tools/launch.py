@@ -29,6 +29,7 @@ import agent
 import before
 import job_report
 import known_errors
+import limits
 import linux
 import options
 import progress
@@ -545,6 +546,10 @@ def report(args, job, code, failed):
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
         sys.stderr)
     hint = known_errors.hint(log, code, lines)
+    settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
+                and item != limits.STAY_HERE]
+    if not hint and args.launcher == "mpirun" and not job.ranks and settings:
+        hint = f"no rank was started, and variables here change what mpirun does: unset {' '.join(settings)}"
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
         args.failure["why"] = hint

@@ -15,6 +15,7 @@ MB = 1 << 20
 FILE_SIZE = 10  # MB
 MPIRUNS_FILES = 10  # MB: measured, 8.4 with 1 to 8 ranks
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
+STAY_HERE = "OMPI_MCA_ras", "^slurm,tm,lsf,gridengine"  # no setting of the user
 
 
 def look(ranks, mpirun, warn):
@@ -46,7 +47,7 @@ def look_at_disk(place, ranks, need, what, way_out):
 
 def stay_here():
     """Make mpirun start its ranks on this machine only: in an allocation of Slurm it would ask that for others."""
-    os.environ.setdefault("OMPI_MCA_ras", "^slurm,tm,lsf,gridengine")
+    os.environ.setdefault(*STAY_HERE)
 
 
 def look_at_ulimit(ranks, warn):
