@@ -180,6 +180,9 @@ def value_of(attribute):
         value = MONAD
     elif kind in (ATTRIBUTE.NONE, ATTRIBUTE.TYPE_NULL):
         value = None
+    elif kind == getattr(ATTRIBUTE, "FUNCTOR", None):
+        raise PlanError("a shape that is known only while the graph runs, as of ops.masked_select() or x[mask], is not "
+                        "computed; multiply by the mask")
     else:
         raise PlanError(f"the plan holds a value of the kind {ATTRIBUTE.AttributeType.Name(kind)}, which this program "
                         "does not know")

@@ -30,6 +30,7 @@ RANDOM = re.compile("Dropout|Random|Normal(?!iz)|Uniform|Multinomial|Gamma|Poiss
 PASS_ON = ("Depend",)  # their value is their first input
 PADS = ("ConstantPadND", "PadV3")
 TUPLES = ("MakeTuple", "make_list")
+NO_KERNEL = "it has no kernel for it"
 ASSIGN = Primitive("Assign")
 # Their results may lie in the memory of their inputs; which ones do that differs between versions of MindSpore.
 MAY_ALIAS = re.compile("Reshape|Transpose|ExpandDims|Squeeze|Slice|Split|Chunk|Narrow|BroadcastTo|StopGradient|"
@@ -308,10 +309,11 @@ class Computation:
             except PlanError:
                 raise
             except Exception as error:
+                whole = "" if reason(error) == NO_KERNEL else self.or_whole(node)
                 raise PlanError(
                     f"the CPU cannot compute {where(self.plan, node)} as the plan wants it "
-                    f"({reason(error)}); use another operator there, or train "
-                    f"this network on cards only{self.or_whole(node)}") from error
+                    f"({reason(error)}); use another operator there, or train this network on cards only{whole}"
+                ) from error
             for place in frees:
                 values[place] = None
         results = [values[place] for place in self.outputs]
@@ -483,6 +485,8 @@ def rounded(value):
 
 def reason(error):
     """The first line of an error of MindSpore that says something."""
+    if "Unsupported op [" in str(error):
+        return NO_KERNEL
     lines = (line.strip(" -") for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
 
