@@ -30,7 +30,7 @@ RANDOM = re.compile("Dropout|Random|Normal(?!iz)|Uniform|Multinomial|Gamma|Poiss
 PASS_ON = ("Depend",)  # their value is their first input
 PADS = ("ConstantPadND", "PadV3")
 TUPLES = ("MakeTuple", "make_list")
-NO_KERNEL = "it has no kernel for it"
+NO_KERNEL = "it has no kernel for that, or none for these types"
 ASSIGN = Primitive("Assign")
 # Their results may lie in the memory of their inputs; which ones do that differs between versions of MindSpore.
 MAY_ALIAS = re.compile("Reshape|Transpose|ExpandDims|Squeeze|Slice|Split|Chunk|Narrow|BroadcastTo|StopGradient|"
@@ -253,25 +253,24 @@ class Computation:
         def run(*inputs):
             return _convert_stub(_run_op(primitive, op, [*map(unmixed, inputs)] if mixed else inputs))
 
-        if changes_input(node):
-            return functools.partial(in_place, run)
         if op in PADS and node.attributes.get("paddings_contiguous", True):
             run = functools.partial(padded, run)
-        if not any(dtype == ms.bfloat16 for dtype, _ in node.planned):
-            return run
+        kernel = run
 
         def run_or_widen(*inputs):
             """Many kernels of the CPU have no bfloat16: they compute in float32, and the result is rounded."""
             try:
-                return run(*inputs)
+                return kernel(*inputs)
             except (TypeError, RuntimeError, ValueError):
                 wide = [value.astype(ms.float32) if isinstance(value, Tensor) and not isinstance(value, Parameter)
                         and value.dtype == ms.bfloat16 else value for value in inputs]
                 if all(new is old for new, old in zip(wide, inputs)):
                     raise
-                return rounded(run(*wide))
+                return rounded(kernel(*wide))
 
-        return run_or_widen
+        if any(dtype == ms.bfloat16 for dtype, _ in node.planned):
+            run = run_or_widen
+        return functools.partial(in_place, run) if changes_input(node) else run
 
     def free_early(self):
         """Note after which operator each value is needed no more."""
@@ -338,7 +337,7 @@ class Computation:
             for rank, digests in enumerate(everyone):
                 place = rank % ranks * count // ranks
                 other = first.setdefault(place, rank)
-                if digests[number] == everyone[other][number]:
+                if digests[number:number + 1] == everyone[other][number:number + 1]:
                     continue
                 if count == 1:
                     raise PlanError(
@@ -485,7 +484,7 @@ def rounded(value):
 
 def reason(error):
     """The first line of an error of MindSpore that says something."""
-    if "Unsupported op [" in str(error):
+    if "Unsupported op [" in str(error) or "Kernel select failed" in str(error):
         return NO_KERNEL
     lines = (line.strip(" -") for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)

@@ -119,7 +119,7 @@ def read_hosts(listed=None, hostfile=None):
         try:
             text = Path(hostfile).read_text(encoding="utf-8-sig", errors="replace")
         except OSError as error:
-            raise ValueError(f"the hostfile {hostfile} cannot be read: {error}") from None
+            raise ValueError(f"the hostfile {hostfile} cannot be read: {error.strerror}") from None
         lines = [(f"line {number} of {hostfile}", line.partition("#")[0].strip())
                  for number, line in enumerate(text.splitlines(), start=1)]
         lines = [(place, line) for place, line in lines if line]
