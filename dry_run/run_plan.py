@@ -144,7 +144,7 @@ class Computation:
             [f"{', '.join(small)}: rounded otherwise than on a card"] if small else [])
 
     def changed_twice(self):
-        """For nn.TrainOneStepCell: which of the user's lines changes a parameter twice a step, as a sentence, or "".
+        """For nn.TrainOneStepCell: which line of its network changes a parameter twice a step, as a sentence, or "".
 
         It calls the network for the loss, and again for the gradients. MindSpore makes one of both, but in these modes
         not of what changes a parameter.
@@ -152,7 +152,8 @@ class Computation:
         changes = collections.Counter()
         for node in self.plan.nodes:
             name = self.plan.parameters.get(self.original(node.inputs[0])) if node.inputs else None
-            if name and re.match("Assign|Inplace|Scatter", node.op) and self.plan.source(node):
+            in_network = "/network-" in node.name and self.plan.source(node)
+            if name and in_network and re.match("Assign|Inplace|Scatter", node.op):
                 changes[name, self.plan.source(node)] += 1
         for (name, line), times in changes.items():
             if times % 2 == 0:

@@ -311,7 +311,7 @@ def test_a_file_beside_the_script_that_hides_a_package(tmp_path):
     check_hint("module-hidden", result.output)
 
 
-@pytest.mark.parametrize("name", ["orte_default_hostfile", "rmaps_base_mapping_policy"])
+@pytest.mark.parametrize("name", ["orte_default_hostfile", "rmaps_base_mapping_policy", "plm"])
 def test_a_setting_of_open_mpi_with_which_no_rank_is_started(name, tmp_path):
     (tmp_path / "script.py").write_text("print('here')\n")
     value = str(tmp_path) if "file" in name else "ppr:1:node"

@@ -44,10 +44,6 @@ elif "mindspore" not in sys.modules and gc.isenabled():
     _quick = beside("quick_import.py")
     with contextlib.suppress(ImportError):  # the script will say it
         _quick["import_mindspore"](() if os.path.exists("/dev/davinci_manager") else _quick["ASCEND_ONLY"])
-if os.getenv("DEVICE_TARGET") == "CPU" and "mindspore" in sys.modules:  # a rehearsal, also where there are cards
-    ms = sys.modules["mindspore"]
-    if ms.get_context("device_target") != "CPU":
-        ms.set_context(device_target="CPU")
 gc.freeze()  # MindSpore collects garbage after each graph; to look through what an import has made would take long
 beside("loss_lines.py")
 _ending = beside("ending.py")

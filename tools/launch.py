@@ -548,7 +548,7 @@ def report(args, job, code, failed):
     hint = known_errors.hint(log, code, lines)
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
                 and item != limits.STAY_HERE]
-    if not hint and args.launcher == "mpirun" and not job.ranks and settings:
+    if args.launcher == "mpirun" and not job.ranks and settings and (not hint or "OMPI_MCA_" in hint):
         hint = f"no rank was started, and variables here change what mpirun does: unset {' '.join(settings)}"
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
