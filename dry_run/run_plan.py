@@ -152,7 +152,7 @@ class Computation:
         changes = collections.Counter()
         for node in self.plan.nodes:
             name = self.plan.parameters.get(self.original(node.inputs[0])) if node.inputs else None
-            in_network = "/network-" in node.name and self.plan.source(node)
+            in_network = node.name.count("/") > 1 and self.plan.source(node)  # "Default/op": of the step itself
             if name and in_network and re.match("Assign|Inplace|Scatter", node.op):
                 changes[name, self.plan.source(node)] += 1
         for (name, line), times in changes.items():
