@@ -122,8 +122,10 @@ class Computer:
                                            len(self.computations) + 1)
         self.computations[phase] = computation
         self.replicas.update(computation.replicas())
-        twice = issubclass(type(obj), nn.TrainOneStepCell) and computation.changed_twice()
-        for note in computation.notes() + [twice] * bool(twice):
+        notes = computation.notes()
+        if issubclass(type(obj), nn.TrainOneStepCell):
+            notes += computation.changed_twice()
+        for note in notes:
             self.say(f"computed on CPU: {note}")
         return done
 

@@ -144,7 +144,7 @@ class Computation:
             [f"{', '.join(small)}: rounded otherwise than on a card"] if small else [])
 
     def changed_twice(self):
-        """For nn.TrainOneStepCell: which line of its network changes a parameter twice a step, as a sentence, or "".
+        """For nn.TrainOneStepCell: which line of its network changes a parameter twice a step, as sentences.
 
         It calls the network for the loss, and again for the gradients. MindSpore makes one of both, but in these modes
         not of what changes a parameter.
@@ -155,12 +155,9 @@ class Computation:
             in_network = node.name.count("/") > 1 and self.plan.source(node)  # "Default/op": of the step itself
             if name and in_network and re.match("Assign|Inplace|Scatter", node.op):
                 changes[name, self.plan.source(node)] += 1
-        for (name, line), times in changes.items():
-            if times % 2 == 0:
-                return (f"{line} changes parameter {name!r} once for the loss and once more for the gradients, "
-                        "presumably on cards, too (in one process MindSpore does it once); take value_and_grad, not "
-                        "nn.TrainOneStepCell")
-        return ""
+        return [f"{line} changes parameter {name!r} once for the loss and once more for the gradients, presumably on "
+                "cards, too (in one process MindSpore does it once); take value_and_grad, not nn.TrainOneStepCell"
+                for (name, line), times in changes.items() if times % 2 == 0][:1]
 
     def replicas(self):
         """What other ranks should hold just as this one does.
@@ -191,13 +188,8 @@ class Computation:
         missing = [name for name in node.inputs if name not in self.slots]
         if missing:
             raise PlanError(f"{where(self.plan, node)} uses {missing[0]}, which nothing before it makes")
-        if changes_input(node) and {node.inputs[0], self.original(node.inputs[0])} & self.shared:
-            raise PlanError(f"{where(self.plan, node)} changes a tensor in place that has a view, which is not "
-                            "computed: make a new tensor, as in a = a + 1")
-        if changes_input(node) and self.made_by.get(node.inputs[0], "").startswith("redistribution_op"):
-            raise PlanError(f"{where(self.plan, node)} changes a tensor in place that is cut in another way there: "
-                            "MindSpore plans to change a copy of it, and the change is lost, presumably on cards, too; "
-                            "make a new tensor, as in a = a + 1")
+        if changes_input(node):
+            self.refuse_to_change(node)
         places = [self.slots[name] for name in node.inputs]
         if node.op == "Load" and not self.written_while_used(node, index):
             self.slots[node.output] = places[0]
@@ -219,6 +211,17 @@ class Computation:
                 run = _then_copied(run)
         places = [place for place in places if self.values[place] is not MONAD]
         return run, places, self.slot(node.output), node
+
+    def refuse_to_change(self, node):
+        """End with a sentence where an operator changes in place what others would not see changed."""
+        target = node.inputs[0]
+        if {target, self.original(target)} & self.shared:
+            raise PlanError(f"{where(self.plan, node)} changes a tensor in place that has a view, which is not "
+                            "computed: make a new tensor, as in a = a + 1")
+        if self.made_by.get(target, "").startswith("redistribution_op"):
+            raise PlanError(f"{where(self.plan, node)} changes a tensor in place that is cut in another way there: "
+                            "MindSpore plans to change a copy of it, and the change is lost, presumably on cards, too; "
+                            "make a new tensor, as in a = a + 1")
 
     def written_while_used(self, load, index):
         """Whether a parameter that is read by value changes while the value is still needed."""

@@ -71,8 +71,8 @@ def ranks_shown(text):
     return {rank for low, _, high in spans for rank in range(int(low), int(high or low) + 1)}
 
 
-def name(text):
-    """A name of a file or folder."""
+def not_empty(text):
+    """The name of a file or folder as it is."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; name a file or folder, or leave it out (is a variable not set?)")
     return text
@@ -86,7 +86,7 @@ def new_parser(words):
     hidden = parser.add_argument_group()
     for option, given in (  # what a launcher tells this program
             ("--lesson", {"required": True, "type": Path}), ("script", {"nargs": "?"}), ("-n", {"required": True}),
-            ("--folder", {}), ("--check", {"action": "store_true"}), ("--in", {"dest": "inside", "type": name}),
+            ("--folder", {}), ("--check", {"action": "store_true"}), ("--in", {"dest": "inside", "type": not_empty}),
             ("--usage", {}), ("--plan", {"action": "store_true"})):
         hidden.add_argument(option, help=argparse.SUPPRESS, **given)
     add = parser.add_argument_group("options").add_argument
@@ -103,11 +103,12 @@ def new_parser(words):
         f"gets on: say where each stands (warn), or also end the job, with exit code {STALLED}")
     add("--show", type=ranks_shown, default="all", metavar="all|first|0,3", help="whose lines to show (all)")
     add("--timestamps", action="store_true", help="the time before each line that is shown")
-    add("--report", type=name, metavar="FILE", help="write at the end, however it ends, what came of the job, as JSON")
+    add("--report", type=not_empty, metavar="FILE",
+        help="write at the end, however it ends, what came of the job, as JSON")
     add("--bind", choices=("cores", "numa", "no"), help="tie each rank to its share of the cores, or to a NUMA node "
         "(on CPU ranks take their own cores after init(); on cards: no)")
     add("--memory", type=int, default=500, metavar="MB", help="what a rank takes on CPU, to check before the start")
-    add("--logs", type=name, metavar="DIR", help="folder of the logs (log_output; msrun: log_msrun)")
+    add("--logs", type=not_empty, metavar="DIR", help="folder of the logs (log_output; msrun: log_msrun)")
     add("--background", action="store_true", help="return at once, where the launcher makes a folder for the run")
     return parser
 

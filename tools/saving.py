@@ -79,8 +79,7 @@ class Launcher:
 
     def saved(self, where):
         """Say what was saved; does not return after the last step."""
-        if self.steps < self.last:
-            os.write(self.link, f"kept {where}".encode())
-        else:
-            os.write(self.link, f"saved {where}".encode())
+        ends = self.steps >= self.last
+        os.write(self.link, f"{'saved' if ends else 'kept'} {where}".encode())
+        if ends:
             os.read(self.link, 1)  # it ends this process when all ranks have saved
