@@ -21,5 +21,5 @@ while (($# > 0)) && [[ "$1" != -- ]]; do options+=("$1"); shift; done
     { echo "run.sh: it takes MODE and N. Usage: $usage" >&2; exit 2; }
 
 # mpirun -n N --output-filename log_output python train.py --mode MODE ..., checked and watched:
-exec "$PYTHON" "$HERE/ranks.py" -n "$ranks" --with mpirun --check --plan --usage "$usage" \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$ranks" --with mpirun --check --plan --usage "$usage" \
     "$HERE/train.py" "${options[@]}" -- --mode "$mode" "$@"

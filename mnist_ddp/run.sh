@@ -17,5 +17,5 @@ export DATA_PATH
 
 # mpirun -n 4 --output-filename log_output --merge-stderr-to-stdout python train_ddp.py,
 # checked before the start (a rank takes 500 MB on CPU) and watched until all have ended:
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --logs log_output \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --logs log_output \
     --check --memory 500 --usage "$usage" "$HERE/train_ddp.py" "$@"

@@ -24,5 +24,5 @@ export DATA_PATH
 
 # mpirun -n 16 -H HOST1:8,HOST2:8 --output-filename log_output --merge-stderr-to-stdout \
 #     python train_ddp.py, all machines checked before the start and watched until the end:
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --hosts "$HOSTS" --logs log_output \
-    --check --usage "$usage" "$HERE/train_ddp.py" "$@"
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --hosts "$HOSTS" \
+    --logs log_output --check --usage "$usage" "$HERE/train_ddp.py" "$@"

@@ -18,5 +18,5 @@ export DATA_PATH
 
 # mpirun -n 16 --hostfile HOSTFILE --output-filename log_output --merge-stderr-to-stdout \
 #     python train_ddp.py, all machines checked before the start and watched until the end:
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --hostfile "$HOSTFILE" \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --hostfile "$HOSTFILE" \
     --logs log_output --check --usage "$usage" "$HERE/train_ddp.py" "$@"

@@ -23,5 +23,5 @@ export DATA_PATH
 
 # msrun --worker_num=4 --local_worker_num=4 --join=True --log_dir=log_msrun train_ddp.py,
 # checked before the start (a rank takes 500 MB on CPU) and watched until all have ended:
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with msrun --logs log_msrun \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --with msrun --logs log_msrun \
     --check --memory 500 --usage "$usage" "$HERE/train_ddp.py" "$@"

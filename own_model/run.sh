@@ -16,5 +16,5 @@ if (($# > 0)) && [[ "$1" != -* ]]; then RANK_SIZE="$1"; shift; fi
 
 # mpirun -n 2 --output-filename log_output --merge-stderr-to-stdout python train_distributed.py,
 # checked before the start (a rank takes 400 MB on CPU) and watched until all have ended:
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --logs log_output \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --with mpirun --logs log_output \
     --memory 400 --usage "$usage" "$SCRIPT" "$@"

@@ -20,5 +20,5 @@ while (($# > 0)) && [[ "$1" != -- ]]; do options+=("$1"); shift; done
     { echo "run.sh: it takes MODE and N. Usage: $usage" >&2; exit 2; }
 
 # mpirun -n N --output-filename log_output python parallel_modes.py --mode MODE, and watch it:
-exec "$PYTHON" "$HERE/ranks.py" -n "$ranks" --with mpirun --check --plan --usage "$usage" \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$ranks" --with mpirun --check --plan --usage "$usage" \
     "$HERE/parallel_modes.py" "${options[@]}" -- --mode "$mode" "$@"

@@ -43,12 +43,12 @@ def join():
     global _joined, _end_mpi
     import mindspore as ms
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
-    on_cpu = ms.get_context("device_target") == "CPU"
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or size != "1"
     if _more:
-        _more["prepare"](on_cpu, launched)
+        _more["prepare"](launched)
+    on_cpu = ms.get_context("device_target") == "CPU"
     if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
         env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
@@ -165,7 +165,7 @@ def main(argv):
     script = next(place for place, word in enumerate(given) if word.endswith(".py"))
     size, command = given[given.index("-n") + 1], [given[script], *argv[len(given) + 1:]]
     needing = [word for word in given[:script] if re.match("--(host|table|dry|time|re|on-)", word)]
-    needing += sorted({*given[script + 1:]} - {"--launcher", "mpirun", "msrun"})
+    needing += [word for word in given[script + 1:] if not re.match("--(with|lau)|m.+run", word)]
     if needing or not re.fullmatch("[1-9][0-9]*", size):
         print(f"{needing[0]} needs the folder tools/ beside {HERE.name}/; copy it there" if needing
               else f"the number of ranks must be a number from 1, not '{size}'", file=sys.stderr)
@@ -175,11 +175,11 @@ def main(argv):
         return 2  # it has said why
     print(f"starting {size} ranks plainly: the folder tools/, copied beside {HERE.name}/, would "
           "check more, name a rank that fails and explain why", flush=True)
-    os.environ.pop("RANK_TABLE_FILE", None)  # mpirun and msrun need none
+    os.environ.pop("RANK_TABLE_FILE", None)  # mpirun and msrun need none, on Ascend, too
     start = ["mpirun", "-n", size, "--oversubscribe", "--bind-to", "none", "--output-filename",
              "log_output", "--merge-stderr-to-stdout",
              *["--allow-run-as-root"] * (os.geteuid() == 0), sys.executable, "-u"]
-    if "msrun" in given or os.path.exists("/dev/davinci_manager"):  # Ascend without a rank table
+    if re.search("[ =]msrun ", " ".join([*given, ""])) or os.path.exists("/dev/davinci_manager"):
         start = ["msrun", f"--worker_num={size}", f"--local_worker_num={size}", "--join=True",
                  f"--master_port={_free_port()}", "--log_dir=log_msrun"]
     return os.execvp(start[0], [*start, *command])

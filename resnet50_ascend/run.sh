@@ -32,4 +32,4 @@ if [[ "${1:-}" == --no-sink ]]; then # operators one by one; mpirun instead of a
 fi
 # For each rank, with RANK_SIZE, RANK_ID, DEVICE_ID and RANK_TABLE_FILE:
 #     mkdir device0; cd device0; python resnet50_distributed_training.py >train.log0 2>&1
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" "${options[@]}" "$HERE/$SCRIPT" "$@"
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" "${options[@]}" "$HERE/$SCRIPT" "$@"

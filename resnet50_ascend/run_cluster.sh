@@ -28,5 +28,5 @@ export DATA_PATH="$1" RANK_TABLE_FILE="$2"
 RANK_SIZE="$3" RANK_START="$4" && shift 4
 # For each rank of this machine, with RANK_SIZE, RANK_ID, DEVICE_ID and RANK_TABLE_FILE:
 #     mkdir device_0; cd device_0; python resnet50_distributed_training.py >train0.log 2>&1
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --table "$RANK_TABLE_FILE" --first "$RANK_START" \
-    "${options[@]}" "$HERE/resnet50_distributed_training.py" "$@"
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --table "$RANK_TABLE_FILE" \
+    --first "$RANK_START" "${options[@]}" "$HERE/resnet50_distributed_training.py" "$@"

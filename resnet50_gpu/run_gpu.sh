@@ -25,5 +25,5 @@ if [[ -z "$RANK_SIZE" ]]; then RANK_SIZE="$((cards > 0 ? cards : 2))"; fi
 
 # mpirun -n 8 --output-filename log_output --merge-stderr-to-stdout python SCRIPT, in the new folder
 # device/, checked before and watched:
-exec "$PYTHON" "$HERE/ranks.py" -n "$RANK_SIZE" --in device --check --usage "$usage" \
+exec "$PYTHON" -I "$HERE/ranks.py" -n "$RANK_SIZE" --in device --check --usage "$usage" \
     "$HERE/resnet50_distributed_training_gpu.py" "$@"

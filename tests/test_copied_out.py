@@ -13,6 +13,8 @@ SMALL = ("--epochs", 1, "--steps", 2, "--image-size", 32, "--batch-size", 4, "--
     ("own_model", [], ("run.sh", 2), "log_output/1/rank.{}/stdout"),
     ("mnist_ddp", [], ("run.sh", "{mnist}", 2, "--", "--epochs", 1, "--steps", 11), "log_output/1/rank.{}/stdout"),
     ("mnist_ddp", [], ("run_msrun.sh", "{mnist}", 2, "--", "--epochs", 1, "--steps", 11), "log_msrun/worker_{}.log"),
+    ("mnist_ddp", [], ("run.sh", "{mnist}", 2, "--launcher=msrun", "--", "--epochs", 1, "--steps", 11),
+     "log_msrun/worker_{}.log"),
     ("parallel_modes", [], ("run.sh", "hybrid_parallel", 2), "log_output/1/rank.{}/stdout"),
     ("checkpoints", [], ("run.sh", "data_parallel", 2, "--", "--ckpt-dir", "ckpt"), "log_output/1/rank.{}/stdout"),
     ("resnet50_gpu", [], ("run_gpu.sh", "{cifar10}", 2, "--", *SMALL), "log_output/1/rank.{}/stdout"),

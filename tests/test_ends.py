@@ -183,8 +183,24 @@ def test_ranks_that_have_saved_and_test_are_not_said_to_have_lost_anything(tmp_p
         os.kill(job.process.pid, signal.SIGTERM)
         result = job.finish()
     assert result.code == 143
-    assert ("no step has ended within 1 s, as none does while ranks test; all had saved epoch 1, step 1 before; "
-            "--resume goes on there") in result.output
+    assert "no step has ended within 1 s, as none does while ranks test\n" in result.output
+    assert result.output.count("all ranks have saved epoch 1, step 1; --resume goes on there") == 1
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "killed", "TERM after a rank's end"])
+def test_a_job_that_ends_too_soon_says_with_what_it_can_be_resumed(how, tmp_path):
+    script = TESTS.replace("\ntime.sleep", "\nif os.environ['RANKS_RANK'] == '0': os._exit(0)\ntime.sleep")
+    with start(tmp_path, script if "end" in how else TESTS, 2, "--with", "table") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        if how == "killed":
+            os.kill(job.rank_process(1), signal.SIGKILL)
+        else:
+            time.sleep(0.5)  # rank 0 has ended
+            os.kill(job.process.pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
+        result = job.finish()
+    assert result.code == {"Ctrl-C": 130, "killed": 137}.get(how, 143)
+    assert result.output.count("all ranks have saved epoch 1, step 1; --resume goes on there") == 1
+    assert not result.left_over
 
 
 LAST = ASKED + """words, rank = int(os.environ['RANKS_WORDS']), os.environ['RANKS_RANK']

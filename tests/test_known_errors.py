@@ -311,6 +311,15 @@ def test_a_file_beside_the_script_that_hides_a_package(tmp_path):
     check_hint("module-hidden", result.output)
 
 
+@pytest.mark.parametrize("name", ["select", "struct", "types"])  # ranks.py needs them itself
+def test_a_file_beside_the_script_that_hides_a_module_of_python(name, mnist, tmp_path):
+    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py")
+    (lesson / f"{name}.py").write_text("")
+    result = jobs.run("bash", lesson / "run.sh", mnist, 2, cwd=tmp_path)
+    assert result.code == 2 - (name == "types"), result.output  # the check of the options may fail already
+    check_hint("module-hidden", result.output)
+
+
 @pytest.mark.parametrize("name", ["orte_default_hostfile", "rmaps_base_mapping_policy", "plm"])
 def test_a_setting_of_open_mpi_with_which_no_rank_is_started(name, tmp_path):
     (tmp_path / "script.py").write_text("print('here')\n")

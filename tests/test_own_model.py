@@ -54,6 +54,14 @@ def test_msrun_trains_what_one_process_trains(alone, tmp_path):
     check_same_training(alone, tmp_path, [tmp_path / "log" / f"worker_{rank}.log" for rank in range(2)])
 
 
+def test_the_device_that_is_wanted_is_the_one_that_trains(tmp_path):
+    """A script that chooses no device takes DEVICE_TARGET's; that can be seen only where it is not there."""
+    result = jobs.run(jobs.PYTHON, LESSON / "train_distributed.py", cwd=tmp_path, env={"DEVICE_TARGET": "GPU"})
+    assert result.code == 1
+    assert "Unsupported device target GPU" in result.output
+    assert "loss is" not in result.output
+
+
 @pytest.mark.parametrize("change", [(", gradients_mean=True)", ")"), ("shard_id=rank,", "shard_id=0,")])
 def test_lines_that_are_missing(change, alone, tmp_path):
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", change)

@@ -50,8 +50,12 @@ _ending = beside("ending.py")
 end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 
 
-def prepare(on_cpu, launched):
+def prepare(launched):
     """Make this process a good rank, before init()."""
+    ms = sys.modules["mindspore"]
+    if (target := os.getenv("DEVICE_TARGET")) and target != ms.get_context("device_target"):
+        ms.set_context(device_target=target)
+    on_cpu = ms.get_context("device_target") == "CPU"
     if not launched:
         refuse_other_launchers()
     elif getattr(sys.modules.get("ranks"), "_joined", False):

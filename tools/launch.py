@@ -35,7 +35,7 @@ import options
 import progress
 import stacks
 import started_by
-from saving import Saving
+from saving import Saving, kept_by_all
 from servers import Servers
 from speech import Speech, drop_rest
 
@@ -161,8 +161,9 @@ def check_script(args):
         said = re.sub(r"(?ms)^usage: .*?(?=^\S+: error: )", "", done.stderr)  # argparse's error is enough
         sys.stderr.write(said)
         if done.returncode:
+            hint = known_errors.hint("", done.returncode, said.splitlines()) if "Traceback" in said else ""
             raise ValueError("--restarts cannot be used with this script, which does not know --resume"
-                             if more and "arguments: --resume" in said else "")
+                             if more and "arguments: --resume" in said else hint and f"hint: {hint}")
     needs = re.search(r"needs (\d+) MB a rank", done.stdout)
     args.memory = int(needs.group(1)) if needs else args.memory
     args.saves = re.findall("^saves in (.+)$", done.stdout, re.MULTILINE)
@@ -556,6 +557,12 @@ def report(args, job, code, failed):
     return None
 
 
+def say_what_is_saved(args, job):
+    """With what a job that has ended too soon can be resumed."""
+    if len(job.ranks) == args.n and (saved := kept_by_all(job)):
+        say(f"{args.name}: all ranks have saved {saved}; --resume goes on there")
+
+
 def text_of(log):
     """What a log holds; nothing if it is gone."""
     with contextlib.suppress(OSError):
@@ -630,6 +637,7 @@ def run(args):
         if servers:
             servers.tell(code=code, stopped=bool(job.stopped))
         if job.stopped:
+            say_what_is_saved(args, job)
             return code
         code = code if code or job.ranks else 1
         if code and failed is None and job.ranks and all(rank["code"] == 0 for rank in job.ranks.values()):
@@ -640,6 +648,8 @@ def run(args):
             break
         say(f"{args.name}: restart {attempt} of {args.restarts}")
         options = [*args.options, "--resume=if-saved"]
+    if code:
+        say_what_is_saved(args, job)
     if args.folder:  # the tutorial's last line
         say(f"training {'failed' if code else 'success'}", sys.stderr if code else sys.stdout)
     return code

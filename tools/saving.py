@@ -13,6 +13,12 @@ import select
 import time
 
 
+def kept_by_all(job):
+    """What all ranks have saved last, in words; "" if they have saved different things, or nothing."""
+    words = {rank.get("word", "") for rank in job.ranks.values()}
+    return words.pop()[5:] if len(words) == 1 and all(word.startswith("kept") for word in words) else ""
+
+
 class Saving:
     """Of one job, from TERM on.
 
@@ -49,10 +55,8 @@ class Saving:
         if any(self.job.ranks[rank]["code"] for rank in missing):
             return "a rank has failed before all had saved"
         if time.monotonic() > self.deadline:
-            kept = {rank.get("word", "") for rank in self.job.ranks.values()}
-            if len(kept) == 1 and (word := kept.pop()).startswith("kept"):
-                return (f"no step has ended within {self.seconds:g} s, as none does while ranks test; all had saved "
-                        f"{word[5:]} before; --resume goes on there")
+            if kept_by_all(self.job):
+                return f"no step has ended within {self.seconds:g} s, as none does while ranks test"
             return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}"
         return ""
 
