@@ -5,7 +5,7 @@
 # call finds it ready, and one that was interrupted starts over. To choose:
 #     PYTHON=python3.12      the Python to make it with (default: the first of python3, python3.12 ... 3.9 that fits)
 #     VENV=.venv-2.7         another folder
-#     MINDSPORE=2.7.0        another MindSpore than requirements.txt names
+#     MINDSPORE=2.7.0        another MindSpore than requirements.txt names; a VENV that is named keeps its own
 
 set -euo pipefail
 
@@ -76,6 +76,7 @@ _use_environment() {
         return
     fi
     local venv="$PWD/${VENV:-.venv}" wanted
+    [[ -z "${VENV:-}" ]] || MINDSPORE="${MINDSPORE:-$(sed -n '$s/^[0-9.]*$/&/p' "$venv/complete" 2>/dev/null || true)}"
     wanted="$(cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
     if [[ ! -x "$venv/bin/python" || "$(cat "$venv/complete" 2>/dev/null)" != "$wanted" ]]; then
         _make_venv "$venv"
