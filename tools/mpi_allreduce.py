@@ -47,6 +47,7 @@ def set_up():
     for name, value in (("pml", "ob1"), ("btl", "self,vader,tcp"), ("btl_vader_single_copy_mechanism", "none"),
                         ("mpi_yield_when_idle", "1")):
         env.setdefault(f"OMPI_MCA_{name}", value)
+    env.setdefault("UCX_MEM_EVENTS", "no")  # it is loaded, not used, and would patch libc, which py-spy could not read
     library = ctypes.CDLL(file)
     library.finish.argtypes, library.take_over.argtypes = [ctypes.c_double], [ctypes.c_int, ctypes.c_double]
     library.take_over(int(size), float(env.get("MS_CPU_COMM_OP_TIMEOUT", "300")))
