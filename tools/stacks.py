@@ -23,7 +23,7 @@ INTERVAL = 2  # seconds in which a rank that works has used CPU
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
 COLLECTIVE = re.compile(r"(?i)(All_?Reduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
                         r"|Receive|Send)(?:\b|_|<|V|I)")
-COLLECTIVES = r"/(libmindspore_(cluster|backend_common)|mpi_allreduce[^/]*)\.so$"  # libraries; MindSpore 2.7: the second
+COLLECTIVES = r"/(libmindspore_(cluster|backend_common)|mpi_allreduce[^/]*)\.so$"  # the second: of MindSpore 2.7
 STARTS_SCHEDULER = ("_start_scheduler", "start_scheduler")
 
 
