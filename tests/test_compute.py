@@ -233,8 +233,8 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
     ("control_flow", r"faults\.py:\d+: control flow that is decided while the graph runs \(\w+\)"),
     ("no_kernel", r"compute NPUAllocFloatStatus \(.+faults\.py:\d+.+ \(it has no kernel for that, .*\); .* only$"),
     pytest.param("masked", r"faults\.py:\d+, .*: a shape that is known only while the graph runs, .*; multiply by the "
-                 "mask$", marks=pytest.mark.skipif(version("mindspore").startswith("2.7."), reason="MindSpore 2.7 plans no "
-                                                   "such graph, for it gathers no booleans, and says so")),
+                           "mask$", marks=pytest.mark.skipif(version("mindspore").startswith("2.7."), reason=(
+                               "MindSpore 2.7 plans no such graph, for it gathers no booleans, and says so"))),
     ("Lamb", r"the CPU cannot compute Lamb \(of nn\.Lamb, "),
     ("ASGD", r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$"),
     ("loss_scale", r"TrainOneStepWithLossScaleCell decides while the graph runs .*; take nn\.TrainOneStepCell\("),
