@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 import jobs
 import pytest
@@ -107,7 +108,9 @@ def test_a_rank_that_waits_in_a_collective(case, place, tmp_path):
     script = TRAINING.format(lesson=str(RANKS.parent))
     with start(tmp_path, script, 2, "--", case, minutes=0.1) as job:
         job.wait_for("odd one out: rank 1; the others wait for it")
-        output = job.output()
+        output, maps = job.output(), Path(f"/proc/{job.rank_process(0)}/maps").read_text()
+    code = re.findall(r" r-xp .*/(libc\.so\.6|libc-[\d.]+so)$", maps, re.MULTILINE)
+    assert len(code) == 1, "libc is patched: py-spy reads only the part before"
     assert f"rank 0 waits in AllReduce:  train.py:{line_of('# the collective', script)}" in output
     told = "rank 1 waits for data: .*; the data: train.py:{} __getitem__ > time.sleep" if case == "data" else \
         "rank 1 is in line {0} of train.py:  train.py:{0} > time.sleep"
