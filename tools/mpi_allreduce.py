@@ -28,6 +28,7 @@ def set_up():
     # In a computed plan (dry_run/compute.py), MPI already is at work, and MCCL has little to do.
     if size == "1" or wanted == "MCCL" or "ASCEND_PLAN" in env or not (one_host or wanted == "MPI"):
         return abs
+    env.setdefault("UCX_MEM_EVENTS", "no")  # with MPI comes UCX, unused, which would patch libc; py-spy reads less then
     if one_host:  # all do as rank 0 does, so that no two ranks wait for each other in vain
         note = Path(env["PMIX_SERVER_TMPDIR"], "all_reduce")
         if env["OMPI_COMM_WORLD_RANK"] == "0":
@@ -47,7 +48,6 @@ def set_up():
     for name, value in (("pml", "ob1"), ("btl", "self,vader,tcp"), ("btl_vader_single_copy_mechanism", "none"),
                         ("mpi_yield_when_idle", "1")):
         env.setdefault(f"OMPI_MCA_{name}", value)
-    env.setdefault("UCX_MEM_EVENTS", "no")  # it is loaded, not used, and would patch libc, which py-spy could not read
     library = ctypes.CDLL(file)
     library.finish.argtypes, library.take_over.argtypes = [ctypes.c_double], [ctypes.c_int, ctypes.c_double]
     library.take_over(int(size), float(env.get("MS_CPU_COMM_OP_TIMEOUT", "300")))
