@@ -51,8 +51,9 @@ def end_threads(seconds):
                 thread.join()
 
     waiter = threading.Thread(target=end, daemon=True)
-    waiter.start()
-    waiter.join(seconds)
+    with contextlib.suppress(RuntimeError):  # Python ends, has ended the threads, and from 3.12 on starts no more
+        waiter.start()
+        waiter.join(seconds)
 
 
 def writes_files():
