@@ -63,8 +63,7 @@ def load(file):
                 break
             if left == 0:
                 raise
-            # MindSpore 2.10 counts cached files as memory in use; taking memory clears them.
-            b"1" * (4 * file.stat().st_size)
+            b"1" * (4 * file.stat().st_size)  # MindSpore counts cached files as used; clear them
     return {}
 
 
@@ -100,9 +99,7 @@ class Checkpoints(Callback):
         return bool(self.launcher and self.launcher.ends_after(result))
 
     def save(self, network, epoch, step, steps=0, **options):
-        """Save a cell, or [{"name", "data"}], after a step of an epoch of so many steps, with the
-        options of ms.save_checkpoint. After the last step it does not return.
-        """
+        """Save a cell or [{"name", "data"}] after step of steps in an epoch; ends after the last."""
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
         if ms.get_auto_parallel_context("pipeline_stages") > 1:
@@ -155,9 +152,8 @@ class Checkpoints(Callback):
             if saved_by != self.rank_size:  # other shares of the data, and perhaps other slices
                 sys.exit(f"{self.folder} holds checkpoints of {saved_by} ranks, these are "
                          f"{self.rank_size}; resume with {saved_by}, or choose another --ckpt-dir")
-            of_all = [list(saved)]
-            if self.rank_size > 1:
-                of_all = ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist()
+            of_all = [list(saved)] if self.rank_size == 1 else (
+                ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed = tuple(min(of_all)), min(of_all) == max(of_all)
         if saved == (0, 0) and how == "always":
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
@@ -170,7 +166,11 @@ class Checkpoints(Callback):
         steps, fits = int(parameters.pop("unfinished", 0)), True
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
         epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
-        parameters |= {p.name: p for p in network.get_parameters() if "learning_rate" in p.name}
+        own = {p.name: p for p in network.get_parameters()}
+        if ms.get_auto_parallel_context("pipeline_stages") > 1:  # a file has its stage's alone
+            held = ops.AllReduce()(ms.Tensor([name in parameters for name in own], ms.float32))
+            parameters = {**(own if held.asnumpy().all() else {}), **parameters}
+        parameters |= {name: own[name] for name in own if "learning_rate" in name}
         if dataset is not None:
             now = dataset.get_dataset_size()
             fits = steps in (0, 1, now)  # 1: of how many is not known

@@ -167,6 +167,31 @@ def test_computed_ranks_train_the_network_of_one_process(cifar10, tmp_path):
     assert np.abs(stages[0]["conv1.weight"] - before["conv1.weight"]).max() > 1e-4
 
 
+def test_a_pipeline_resumes_as_if_it_had_not_ended(cifar10, tmp_path):
+    """Each rank has saved its own stage's layers, no others; the other ranks' files must have the rest."""
+    def resume(blocks):
+        return jobs.run("bash", LESSON / "run_pipeline.sh", cifar10, 2, "--", "--epochs", 2, "--steps", 2,
+                        "--image-size", 32, "--blocks", *blocks, "--ckpt-dir", "ck", "--resume",
+                        *COMPUTED["run_pipeline.sh"][0], cwd=tmp_path / "job", timeout=300, env=CPU)
+
+    train_computed("run_pipeline.sh", cifar10, tmp_path / "job")
+    losses = jobs.losses(tmp_path / "job/device1/train.log1")
+    files = [newest(tmp_path / "job/ck", rank, 2) for rank in range(2)]
+    saved = [jobs.parameters(file) for file in files]
+    for file in files:
+        file.unlink()
+    other = resume((1, 1, 2, 1))
+    assert other.code == 1
+    assert "is of another network; resume with the options (such as --blocks) of the job that saved it" in other.output
+    assert "Traceback" not in other.output
+    jobs.succeeded(resume(jobs.SHALLOW[1:]))
+    assert jobs.losses(tmp_path / "job/device1/train.log1") == losses[2:]
+    for file, parameters in zip(files, saved):
+        again = jobs.parameters(file)
+        assert again.keys() == parameters.keys()
+        assert all(np.allclose(again[name], parameters[name], atol=1e-6) for name in parameters)
+
+
 def test_computed_ranks_count_what_the_network_gets_right(cifar10, tmp_path):
     """With 8 images a step the last layer's weights are cut, and the test's graph must want them cut so, too."""
     jobs.succeeded(jobs.run("bash", LESSON / "run.sh", cifar10, 2, "--", "--epochs", 1, "--steps", 3, "--batch-size", 4,
