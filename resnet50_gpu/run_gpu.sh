@@ -19,7 +19,7 @@ RANK_SIZE=""
 if (($# > 0)) && [[ "$1" != -* ]]; then DATA_PATH="$1"; shift; fi
 if (($# > 0)) && [[ "$1" != -* ]]; then RANK_SIZE="$1"; shift; fi
 cards="$("$PYTHON" "$HERE/gpu_libraries.py" --ranks "$RANK_SIZE")" || exit 2
-read -r cards DEVICE_TARGET <<<"$cards"
+read -r cards DEVICE_TARGET <<<"${cards##*$'\n'}"
 export DATA_PATH DEVICE_TARGET
 if [[ -z "$RANK_SIZE" ]]; then RANK_SIZE="$((cards > 0 ? cards : 2))"; fi
 

@@ -3,6 +3,7 @@
 import os
 import re
 import select
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_ranks_that_have_saved_and_test_are_not_said_to_have_lost_anything(tmp_p
     assert result.code == 143
     assert "no step has ended within 1 s, as none does while ranks test\n" in result.output
     assert result.output.count("all ranks have saved epoch 1, step 1; --resume goes on there") == 1
+
+
+CHECKED = """import os, sys
+if "--check" in sys.argv:
+    sys.exit(print("saves in ck"))
+os.makedirs("ck", exist_ok=True)
+"""
+
+
+def test_what_was_deleted_is_not_said_to_be_saved(tmp_path):
+    with start(tmp_path, CHECKED + TESTS, 2, "--with", "mpirun", "--check") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        shutil.rmtree(tmp_path / "ck")
+        os.kill(job.rank_process(1), signal.SIGKILL)
+        result = job.finish()
+    assert result.code == 137
+    assert "have saved" not in result.output
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "killed", "TERM after a rank's end"])

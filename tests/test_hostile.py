@@ -257,9 +257,12 @@ def test_what_a_shell_does_not_allow(tmp_path):
         assert result.output.startswith(f"ranks.py: {sentence}")
         assert len(result.output.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "rank.py", "work"]
-    limited = jobs.run("bash", "-c", go, "bash", "ulimit -t 600", jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py",
-                       cwd=tmp_path)
-    assert "ranks.py: warning: a process may compute for 600 s here (ulimit -t)" in jobs.succeeded(limited).output
+    for limit, warning in (("-t 600", "a process may compute for 600 s here (ulimit -t)"),
+                           ("-v 2000000", "ulimit -v is 2000000 KB here; MindSpore needs 2969600 KB or more,"),
+                           ("-d 1200000", "ulimit -d is 1200000 KB here;"), ("-s 256", "ulimit -s is 256 KB here;")):
+        limited = jobs.run("bash", "-c", go, "bash", f"ulimit {limit}", jobs.PYTHON, MNIST / "ranks.py", "-n", 1,
+                           "rank.py", cwd=tmp_path)
+        assert f"ranks.py: warning: {warning}" in jobs.succeeded(limited).output
 
 
 @pytest.mark.parametrize("files", [
@@ -697,6 +700,17 @@ def test_a_signal_to_mpirun_is_not_said_to_be_a_lack_of_memory(number, tmp_path)
     assert result.code == 143, result.output
     assert "ranks.py: the ranks were ended by TERM, which did not come from this program\n" in result.output
     assert not result.left_over
+
+
+def test_a_crash_of_msrun_itself_is_shown(tmp_path):
+    """It cannot load MindSpore with so little memory; being told of a signal, one would look for who sent it."""
+    (tmp_path / "rank.py").write_text("")
+    result = jobs.run("bash", "-c", 'ulimit -v 600000; exec "$@"', "bash", jobs.PYTHON, MNIST / "ranks.py", "-n", 2,
+                      "--with", "msrun", "rank.py", cwd=tmp_path)
+    assert result.code not in (0, 2)
+    assert re.search(r"^ranks\.py: the job failed, exit code \d+\. The end of log_msrun/msrun\.log:\n(.*\n)*.*segment",
+                     result.output, re.MULTILINE), result.output
+    assert "was ended by signal" not in result.output
 
 
 @pytest.mark.parametrize(("launcher", "killed", "when"), [

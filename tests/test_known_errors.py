@@ -320,6 +320,15 @@ def test_a_file_beside_the_script_that_hides_a_module_of_python(name, mnist, tmp
     check_hint("module-hidden", result.output)
 
 
+def test_a_folder_on_the_path_that_hides_mindspore(tmp_path):
+    (tmp_path / "mindspore").mkdir()
+    (tmp_path / "mindspore" / "__init__.py").write_text("")
+    (tmp_path / "script.py").write_text("import mindspore.dataset\n")
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 1, "script.py", cwd=tmp_path,
+                      env={"DEVICE_TARGET": "CPU", "PYTHONPATH": str(tmp_path)})
+    check_hint("module-hidden", result.output)
+
+
 @pytest.mark.parametrize("name", ["orte_default_hostfile", "rmaps_base_mapping_policy", "plm"])
 def test_a_setting_of_open_mpi_with_which_no_rank_is_started(name, tmp_path):
     (tmp_path / "script.py").write_text("print('here')\n")

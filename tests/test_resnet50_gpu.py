@@ -210,6 +210,13 @@ def test_run_gpu_sh_in_the_foreground_with_msrun_and_sync_bn(cifar10, tmp_path):
     assert (tmp_path / "device" / "log_msrun" / "worker_1.log").is_file()
 
 
+def test_what_python_prints_at_its_start_is_no_device(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('site hello')\n")
+    result = jobs.run("bash", jobs.REPO / "run_gpu.sh", "nowhere", 2, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert result.code == 2
+    assert "the data folder nowhere does not exist" in result.output
+
+
 def test_run_gpu_sh_in_the_background_and_a_failing_rank(cifar10, tmp_path):
     with jobs.Job("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--background", "--", *OPTIONS, *jobs.SHALLOW,
                   cwd=tmp_path) as job:

@@ -45,6 +45,7 @@ SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_R
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
 EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
+ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 MSRUN = str(Path(__file__).with_name("msrun.py"))
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
@@ -510,7 +511,7 @@ def whole(message):
 
 def death_of_starter(args, job):
     """What to say if not a rank but mpirun or msrun was ended by a signal, else None."""
-    if args.launcher == "table" or not job.starter or job.starter > 0:
+    if args.launcher == "table" or -(job.starter or 0) not in ENDED_BY:  # of a crash, the log tells more
         return None
     ranks = " ".join(map(str, sorted(job.ranks))) or "none yet"
     return (f"{args.launcher} was ended by signal {-job.starter}, not by this program; the ranks that it had started "
@@ -559,7 +560,8 @@ def report(args, job, code, failed):
 
 def say_what_is_saved(args, job):
     """With what a job that has ended too soon can be resumed."""
-    if len(job.ranks) == args.n and (saved := kept_by_all(job)):
+    there = all(os.path.isdir(os.path.join(os.environ["LAUNCH_DIR"], folder)) for folder in args.saves)
+    if there and len(job.ranks) == args.n and (saved := kept_by_all(job)):
         say(f"{args.name}: all ranks have saved {saved}; --resume goes on there")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 MB = 1 << 20
 FILE_SIZE = 10  # MB
 MPIRUNS_FILES = 10  # MB: measured, 8.4 with 1 to 8 ranks
+ADDRESSES, DATA, STACK = 2900, 1400, 0.5  # MB: measured, a rank starts and trains with a little more
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 STAY_HERE = "OMPI_MCA_ras", "^slurm,tm,lsf,gridengine"  # no setting of the user
 
@@ -59,6 +60,12 @@ def look_at_ulimit(ranks, warn):
     seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
     if seconds >= 0:
         warn(f"a process may compute for {seconds} s here (ulimit -t); Linux kills a rank that takes more")
+    for option, limit, least in (("v", resource.RLIMIT_AS, ADDRESSES), ("d", resource.RLIMIT_DATA, DATA),
+                                 ("s", resource.RLIMIT_STACK, STACK)):
+        size, _ = resource.getrlimit(limit)
+        if 0 <= size < least * MB:
+            warn(f"ulimit -{option} is {size // 1024} KB here; MindSpore needs {1024 * least:.0f} KB or more, and "
+                 f"fails in odd ways without: ulimit -{option} unlimited")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES + FILES_OF_A_RANK * ranks
     if 0 <= most < need:  # mpirun would hang
