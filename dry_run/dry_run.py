@@ -246,7 +246,8 @@ def environment_of(options, root):
     # level 0 compiles; higher levels ask CANN for its operators
     environment.update(MS_SIMULATION_LEVEL="0", RANK_SIZE=str(options.rank_size), MS_DEV_SAVE_GRAPHS="1",
                        MS_DEV_DUMP_IR_PASSES="validate,step_parallel", PYTHONUNBUFFERED="1")
-    environment.pop("GLOG_v", None)
+    for name in ("GLOG_v", "DEVICE_TARGET"):  # it is Ascend, whatever this machine has
+        environment.pop(name, None)
     if root:
         for name, value in (("LD_LIBRARY_PATH", root / "latest" / "lib64"), ("PYTHONPATH", root / "python")):
             environment[name] = os.pathsep.join(filter(None, [str(value), os.environ.get(name)]))
