@@ -311,7 +311,7 @@ def test_a_file_beside_the_script_that_hides_a_package(tmp_path):
     check_hint("module-hidden", result.output)
 
 
-@pytest.mark.parametrize("name", ["select", "struct", "types"])  # ranks.py needs them itself
+@pytest.mark.parametrize("name", ["selectors", "struct", "types"])  # ranks.py needs them itself
 def test_a_file_beside_the_script_that_hides_a_module_of_python(name, mnist, tmp_path):
     lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py")
     (lesson / f"{name}.py").write_text("")
