@@ -99,7 +99,7 @@ class Checkpoints(Callback):
         return bool(self.launcher and self.launcher.ends_after(result))
 
     def save(self, network, epoch, step, steps=0, **options):
-        """Save a cell or [{"name", "data"}] after step of steps in an epoch; the last ends it."""
+        """Save a cell or [{"name", "data"}] after step of steps; never returns after the last."""
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
         if ms.get_auto_parallel_context("pipeline_stages") > 1:

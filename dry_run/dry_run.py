@@ -246,7 +246,7 @@ def environment_of(options, root):
     # level 0 compiles; higher levels ask CANN for its operators
     environment.update(MS_SIMULATION_LEVEL="0", RANK_SIZE=str(options.rank_size), MS_DEV_SAVE_GRAPHS="1",
                        MS_DEV_DUMP_IR_PASSES="validate,step_parallel", PYTHONUNBUFFERED="1")
-    for name in ("GLOG_v", "DEVICE_TARGET"):  # it is Ascend, whatever this machine has
+    for name in ("GLOG_v", "DEVICE_TARGET"):  # the device is Ascend, whatever this machine has
         environment.pop(name, None)
     if root:
         for name, value in (("LD_LIBRARY_PATH", root / "latest" / "lib64"), ("PYTHONPATH", root / "python")):

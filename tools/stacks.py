@@ -23,7 +23,7 @@ INTERVAL = 2  # seconds in which a rank that works has used CPU
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
 COLLECTIVE = re.compile(r"(?i)(All_?Reduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
                         r"|Receive|Send)(?:\b|_|<|V|I)")
-COLLECTIVES = r"/(libmindspore_(cluster|backend_common)|mpi_allreduce[^/]*)\.so$"  # the second: of MindSpore 2.7
+HAVE_COLLECTIVES = r"/(libmindspore_(cluster|backend_common)|mpi_allreduce[^/]*)\.so$"  # the second: of MindSpore 2.7
 STARTS_SCHEDULER = ("_start_scheduler", "start_scheduler")
 
 
@@ -81,7 +81,7 @@ def collective_of(pid):
     try:
         maps = [line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         places = [(int(line[0].split("-")[0], 16), line[5]) for line in maps if len(line) == 6
-                  and re.search(COLLECTIVES, line[5]) and line[2] == "00000000"]
+                  and re.search(HAVE_COLLECTIVES, line[5]) and line[2] == "00000000"]
         symbols = [(name, base + start, size) for base, file in places for name, start, size in collectives_in(file)]
         if not symbols:
             return ""
