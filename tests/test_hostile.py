@@ -456,6 +456,25 @@ def test_two_jobs_do_not_save_in_one_folder(tmp_path):
     jobs.succeeded(jobs.run(*command, "--logs", "other", "--", 0, "--ckpt-dir", "ck", cwd=tmp_path))
 
 
+def test_two_jobs_do_not_save_in_one_folder_that_has_two_paths(tmp_path):
+    """As it has in containers."""
+    mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount --bind saved mounted && exec "$@"', "sh"]
+    for name in ("saved", "mounted"):
+        (tmp_path / name).mkdir()
+    if jobs.run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a folder in a namespace of their own")
+    (tmp_path / "rank.py").write_text("import sys, time\nprint('ready', flush=True)\ntime.sleep(float(sys.argv[1]))\n")
+    command = (jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py")
+    with jobs.Job(*command, "--logs", "first", "--", 600, "--ckpt-dir", "saved", cwd=tmp_path) as first:
+        first.wait_for("ready")
+        other = jobs.run(*mount, *command, "--logs", "other", "--", 0, "--ckpt-dir", "mounted", cwd=tmp_path)
+        assert (other.code, other.output) == (2, "ranks.py: --ckpt-dir mounted is that of a job that runs on this "
+                                              "machine; wait for its end, or name another one\n")
+        first.process.kill()
+        first.finish()
+    jobs.succeeded(jobs.run(*mount, *command, "--logs", "other", "--", 0, "--ckpt-dir", "mounted", cwd=tmp_path))
+
+
 def test_where_options_of_the_script_go(mnist, tmp_path):
     result = jobs.run("bash", MNIST / "run.sh", mnist, 2, "--lr", 1, cwd=tmp_path)
     assert result.code == 2

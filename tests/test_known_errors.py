@@ -118,7 +118,7 @@ IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
               "data-worker"}
 BY_A_TEST = {"mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
-             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks"}
+             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -271,6 +271,14 @@ def test_the_launcher_says_that_slots_are_missing(mnist, tmp_path):
     assert result.code == 1
     check_shown_first("mpirun-slots", result.output)
     check_hint("mpirun-slots", result.output)
+
+
+@pytest.mark.parametrize(("name", "variable"), [
+    ("recursion", {"MS_JIT": "0"}), ("dump-config", {"MINDSPORE_DUMP_CONFIG": "/nowhere/dump.json"})])
+def test_a_variable_of_the_shell_with_which_mindspore_fails(name, variable, mnist, tmp_path):
+    result = jobs.run("bash", jobs.REPO / "mnist_ddp" / "run.sh", mnist, 2, cwd=tmp_path, env=variable)
+    assert result.code == 1, result.output
+    check_hint(name, result.output)
 
 
 SHARED = '''

@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
+import os
 import signal
 import socket
 from pathlib import Path
@@ -26,7 +28,7 @@ def session_of(leader):
     return [pid for pid, stat in stats_of(leader).items() if stat[0] != "Z"]
 
 
-TAKEN = []  # names that this process has taken
+TAKEN = []  # names and folders that this process has taken
 
 
 def take(name):
@@ -38,6 +40,20 @@ def take(name):
         taken.close()
         return error.errno != errno.EADDRINUSE
     TAKEN.append(taken)
+    return True
+
+
+def take_folder(path):
+    """Take a folder until this process ends; False if another one has it, in a container of this machine, too.
+
+    A file system that has no locks of folders (NFS) lets all have it.
+    """
+    with contextlib.suppress(OSError):  # it may not be read
+        TAKEN.append(os.open(path, os.O_RDONLY))
+        try:
+            fcntl.flock(TAKEN[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 
