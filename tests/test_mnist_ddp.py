@@ -181,6 +181,7 @@ def test_ctrl_c_and_term_leave_no_process(launcher, sent, code, mnist, tmp_path)
     assert time.monotonic() - sent_at < jobs.soon()
     assert result.code == code
     assert not result.left_over
+    assert result.output.count(f"{launcher}: ended by SIGTERM, from outside: kill, ") == (sent == signal.SIGTERM)
 
 
 def damaged(mnist, folder, name, content):

@@ -320,6 +320,9 @@ class Job:
             number = self.wake.recv(1)[0]
             if not self.save_first(number):
                 self.stopped = True
+                if number != signal.SIGINT and not self.args.timed_out:  # who pressed Ctrl-C knows it
+                    say(f"{self.args.name}: ended by {signal.Signals(number).name}, from outside: kill, a batch "
+                        "system, or a terminal that was closed")
                 return 128 + number, None
         elif key.data is self.servers:
             files.unregister(key.fileobj)
