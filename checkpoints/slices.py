@@ -62,7 +62,7 @@ class Saved:
             for name, value in self.ranks[0].items():
                 own, sliced = parameters.get(name), self.slices > 1 and name in SLICED
                 if own is None or own.shape != value.shape or not (
-                        sliced or np.array_equal(own.asnumpy(), value.asnumpy())):
+                        sliced or np.array_equal(own.asnumpy(), value.asnumpy(), equal_nan=True)):
                     raise ValueError(f"{name} in {file} is not as in {self.files[0]}: they are "
                                      "not of one save; use files of the same step")
 

@@ -110,6 +110,8 @@ def check_mode(mode, ranks, slices=1):
     if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
         raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it for 2 or more ranks, "
                          "with the folders dry_run/ and tools/ beside this one")
+    if mode in BY_MINDSPORE and ranks not in (1, 2, 4) and ranks % 8:
+        raise ValueError(f"MindSpore has {mode} for 1, 2, 4, 8, 16, ... ranks, not for {ranks}")
     if mode == "stand_alone" and ranks > 1:
         raise ValueError(f"stand_alone is one process, not {ranks}; choose another mode")
     if mode == "data_parallel" and BATCH % ranks:

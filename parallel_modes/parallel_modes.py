@@ -89,14 +89,12 @@ elif args.mode == "semi_auto_parallel":
     net = SemiAutoParallelNet(*initial, args.slices or rank_size)
 
 optimizer = nn.Momentum(net.trainable_params(), args.lr, 0.9)
-train_step = TrainStep(net, optimizer, ranks_by_hand)
-train_step.set_train()
+train_step = TrainStep(net, optimizer, ranks_by_hand).set_train()
 
 # -------------------------------------------------------------------------------------------- train
 for step in range(args.steps):
     start = step * BATCH % SAMPLES
-    batch = slice(start, start + BATCH)
-    loss = train_step(ms.Tensor(x[batch][mine]), ms.Tensor(y[batch][mine]))
+    loss = train_step(ms.Tensor(x[start:][mine]), ms.Tensor(y[start:][mine]))
     if step == 0:  # now MindSpore, too, has cut what it cuts
         print(f"rank {rank} of {rank_size} on {ms.get_context('device_target')}, {args.mode}: "
               f"weight {net.weight.shape}, bias {net.bias.shape}, "

@@ -305,6 +305,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
+    nowhere = open(os.devnull, "w")  # noqa: SIM115  # to the end: for a stream that is closed
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a file name may not fit the terminal's encoding
     parser = build_parser()

@@ -35,16 +35,16 @@ def prepare(args, launch):
         if args.table or args.first is not None:
             raise ValueError(f"--table and --first are for --with table, not for {args.launcher}; leave them out")
         if os.environ.pop("RANK_TABLE_FILE", None):  # mpirun and a rank table exclude each other
-            print(f"{args.name}: RANK_TABLE_FILE is not handed on: {args.launcher} tells the ranks of each other")
+            launch.say(f"{args.name}: RANK_TABLE_FILE is not handed on: {args.launcher} tells the ranks of each other")
         return
     own = HERE / f"rank_table_{args.n}pcs.json"
     table = args.table or os.getenv("RANK_TABLE_FILE") or (own if own.is_file() and not args.dry_run else "")
     if args.first is not None and not table and not args.dry_run:
         raise ValueError("RANK_START needs the rank table, which says which ranks are this machine's; give its path")
     if table:
-        servers = read(args, table)
+        servers = read(args, table, launch.say)
         if not args.dry_run:
-            check_server(args, servers[args.local[0]])
+            check_server(args, servers[args.local[0]], launch.say)
     elif args.target == "Ascend" and args.n > 1 and not args.dry_run:
         raise ValueError(f"there is no rank table for {args.n} ranks; make one (python rank_tables/rank_table.py make "
                          "--help) and name it in RANK_TABLE_FILE")
@@ -66,13 +66,13 @@ def run(tool, *arguments):
     return done.stdout
 
 
-def read(args, table):
+def read(args, table, say):
     """Check a table; fills args.local, args.devices and RANK_TABLE_FILE; returns the server of each rank."""
     if not Path(table).is_file():
         raise ValueError(f"the rank table {table} {'is no file' if os.path.exists(table) else 'does not exist'}; give "
                          f"its path, or make one: python {os.path.relpath(HERE)}/rank_table.py make --help")
     os.environ["RANK_TABLE_FILE"] = table = os.path.abspath(table)
-    print(run("rank_table.py", "check", table, "--size", str(args.n)), end="", flush=True)
+    say(run("rank_table.py", "check", table, "--size", str(args.n)).rstrip("\n"))
     _, args.devices, servers = zip(*map(str.split, run("rank_table.py", "ranks", table).splitlines()))
     starts = [str(rank) for rank in range(args.n) if rank == 0 or servers[rank] != servers[rank - 1]]
     if args.first is None:
@@ -90,7 +90,7 @@ def read(args, table):
     return servers
 
 
-def check_server(args, server):
+def check_server(args, server, say):
     """On Ascend, is this the machine that the table means?"""
     if args.target != "Ascend":
         return
@@ -103,8 +103,8 @@ def check_server(args, server):
     if args.first is not None:
         raise ValueError(f"the ranks from {args.first} on belong to server {server}, which is no address of this "
                          "machine; start them there")
-    print(f"{args.name}: warning: {server}, the server_id of {os.environ['RANK_TABLE_FILE']}, is no address of this "
-          "machine; is it the right table?", file=sys.stderr)
+    say(f"{args.name}: warning: {server}, the server_id of {os.environ['RANK_TABLE_FILE']}, is no address of this "
+        "machine; is it the right table?", sys.stderr)
 
 
 def choose_port(args, launch):
@@ -138,7 +138,7 @@ def await_others(args, launch, seconds=120):
         return
     at = "{}:{}".format(*where)
     if not launch.listens(where):
-        print(f"{args.name}: waiting for the scheduler at {at}; run_cluster.sh with RANK_START 0 starts it", flush=True)
+        launch.say(f"{args.name}: waiting for the scheduler at {at}; run_cluster.sh with RANK_START 0 starts it")
     deadline = time.monotonic() + seconds
     while not launch.listens(where):
         if time.monotonic() > deadline:

@@ -20,7 +20,7 @@ if [[ "${1:-}" == --dry-run ]]; then
     [[ "${2:-}" == [0-9]* ]] || set -- "" "$@" # no DATA_PATH: a stand-in
 fi
 [[ "${1:-} ${2:-}" != @(-h|--help|-- --help)* ]] || set -- "" 1 "$@"
-(($# > 1)) && [[ "$1 $2" != *--* ]] ||
+(($# > 1)) && [[ " $1 $2" != *" --"* ]] ||
     { echo "please run the script as: $usage, such as: bash ${0##*/} /path/dataset 8" >&2; exit 2; }
 export DATA_PATH="$1"
 RANK_SIZE="$2" && shift 2

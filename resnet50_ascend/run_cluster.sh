@@ -18,7 +18,7 @@ PYTHON="$(command -v python || command -v python3)" ||
 options=(--with table --folder device_ --show first --check --usage "$usage")
 [[ "${1:-}" != --dry-run ]] || { options+=(--dry-run) && shift; }
 [[ "${1:-} ${2:-}" != @(-h|--help|-- --help)* ]] || set -- "" "" 1 0 "$@"
-if (($# < 4)) || [[ "$1 $2 $3 $4" == *--* ]]; then
+if (($# < 4)) || [[ " $1 $2 $3 $4" == *" --"* ]]; then
     echo "run_cluster.sh: please run the script as: $usage
 For example: bash run_cluster.sh /path/dataset /path/rank_table.json 16 0
 The time interval between multiple machines to execute the script should not exceed 120s" >&2

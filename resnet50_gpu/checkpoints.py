@@ -158,7 +158,7 @@ class Checkpoints(Callback):
             limit, agreed = tuple(min(of_all)), min(of_all) == max(of_all)
         if saved == (0, 0) and how == "always":
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
-                     "whole epoch; start without --resume, or with as many ranks as before")
+                     "whole epoch; start with as many ranks as before, or with another --ckpt-dir")
         files, (epoch, step) = self.files(), saved
         for later in (later for later in files if later > saved):  # or they would mix with new ones
             files[later].replace(f"{files[later]}.unused")

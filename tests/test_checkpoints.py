@@ -695,6 +695,17 @@ def test_bad_strategies_are_named(four_slices, tmp_path):
     refused("cannot be cut into 3 equal slices", *convert("four", "new", "--ranks", 3), cwd=tmp_path)
 
 
+def test_a_job_that_diverges_ends_before_it_saves_that(tmp_path):
+    command = ("bash", LESSON / "run.sh", "data_parallel", 2, "--", "--ckpt-dir", "ck", "--epochs")
+    jobs.succeeded(jobs.run(*command, 3, cwd=tmp_path))
+    result = jobs.run(*command, 9, "--lr", 1e6, "--resume", cwd=tmp_path)
+    assert result.code == 1, result.output
+    assert re.search(r"the loss is (nan|inf): training has diverged, and nothing more is saved; take", result.output)
+    assert sorted(file.name for file in tmp_path.glob("ck/rank_1/*.ckpt"))[:3] == [f"net-{n}_4.ckpt" for n in (1, 2, 3)]
+    for file in tmp_path.glob("ck/rank_1/*.ckpt"):
+        assert np.isfinite(jobs.parameters(file)["weight"]).all(), file.name
+
+
 def test_slices_of_two_saves_are_refused(four_slices, one, tmp_path):
     shutil.copytree(four_slices, tmp_path, dirs_exist_ok=True)
     jobs.succeeded(alone("--load", one / "ck", "--epochs", 4, "--ckpt-dir", "later", cwd=tmp_path))

@@ -205,6 +205,31 @@ def test_what_was_deleted_is_not_said_to_be_saved(tmp_path):
     assert "have saved" not in result.output
 
 
+INTERRUPTED = """import time
+import mindspore as ms
+import ranks
+ms.set_context(device_target="CPU")
+ranks.join()
+ms.communication.init()
+print("ready", flush=True)
+time.sleep(2)
+print(ms.ops.AllReduce()(ms.Tensor([1.0])))
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun"])
+def test_ctrl_c_of_one_rank_ends_the_job(launcher, tmp_path):
+    """MindSpore's handler would end its connections and let the rank go on: all would hang."""
+    with start(tmp_path, INTERRUPTED, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(job.rank_process(1), signal.SIGINT)
+        result = job.finish(30)
+    assert result.code == 130, result.output
+    assert "rank 1 failed, exit code 130" in result.output
+    assert not result.left_over
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "killed", "TERM after a rank's end"])
 def test_a_job_that_ends_too_soon_says_with_what_it_can_be_resumed(how, tmp_path):
     script = TESTS.replace("\ntime.sleep", "\nif os.environ['RANKS_RANK'] == '0': os._exit(0)\ntime.sleep")

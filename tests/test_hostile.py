@@ -436,6 +436,41 @@ def test_a_folder_of_logs_with_a_slash_in_one_with_a_colon(tmp_path):
     assert re.search(r"^ranks.py: the earlier mine is now mine\.\S+$", result.output, re.MULTILINE)
 
 
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "2>/dev/full", ">/dev/full", "| true"])
+def test_a_launcher_whose_lines_nobody_takes(closed, mnist, cifar10, tmp_path):
+    """Where stderr is closed, bash opens its script in its place, which Python cannot write to."""
+    for number, command in enumerate((
+            ["mnist_ddp/run.sh", mnist, 2, "--", "--epochs", 1, "--steps", 1],
+            ["run_cluster.sh", cifar10, jobs.REPO / "rank_tables/rank_table_2pcs.json", 2, 0, "--", "--steps", 1,
+             "--epochs", 1, "--image-size", 32, "--test-images", 0, *jobs.SHALLOW])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        port = {"MS_SCHED_PORT": str(jobs.free_port())} if number else {}
+        words = ["bash", jobs.REPO / command[0], *command[1:]]
+        result = jobs.run("bash", "-c", f'set -o pipefail; "$@" {closed}', "bash", *words, cwd=folder, timeout=200,
+                          env={"DEVICE_TARGET": "CPU", "PYTHONUNBUFFERED": "1", **port})  # as images have it
+        assert result.code == 0, result.output
+        assert [*folder.glob("log_output/1/rank.1/stdout"), *folder.glob("device_1/train1.log")]
+
+
+def test_a_folder_of_data_with_two_dashes_in_its_name(cifar10, tmp_path):
+    (tmp_path / "da--ta").symlink_to(cifar10)
+    table = jobs.REPO / "rank_tables/rank_table_2pcs.json"
+    for words in (["run.sh", "da--ta", 2], ["run_cluster.sh", "da--ta", table, 2, 0]):
+        result = jobs.run("bash", jobs.REPO / words[0], *words[1:], "--", "--no-such-option", cwd=tmp_path,
+                          env={"DEVICE_TARGET": "CPU", "MS_SCHED_PORT": str(jobs.free_port())})
+        assert result.code == 2
+        assert "unrecognized arguments: --no-such-option" in result.output
+
+
+def test_a_hostfile_to_which_nobody_writes(mnist, tmp_path):
+    os.mkfifo(tmp_path / "hosts")
+    result = jobs.run("bash", MNIST / "run_mpirun_2.sh", "hosts", mnist, cwd=tmp_path, timeout=30)
+    assert (result.code, "the hostfile hosts is no file; give one with lines of HOST" in result.output) == (2, True)
+    piped = jobs.run("bash", "-c", 'bash "$0" <(echo nonsense) "$1"', MNIST / "run_mpirun_2.sh", mnist, cwd=tmp_path)
+    assert (piped.code, "line 1 of /dev/fd/" in piped.output) == (2, True), piped.output
+
+
 def test_two_jobs_do_not_save_in_one_folder(tmp_path):
     """Named, twice, or the script's own."""
     (tmp_path / "rank.py").write_text("import sys, time\nif '--check' in sys.argv:\n    print('saves in ck')\n"

@@ -167,6 +167,12 @@ def test_a_rank_that_raises_ends_the_job_and_its_error_is_shown(launcher, mnist,
     assert not result.left_over
 
 
+def test_a_loss_that_is_no_number_is_told(mnist, tmp_path):
+    result = jobs.succeeded(jobs.run("bash", LESSON / "run.sh", mnist, 2, "--", "--lr", 1e8, "--steps", 40,
+                                     "--epochs", 1, cwd=tmp_path))
+    assert "run.sh: warning: the last loss of rank 0, 1 is no number: training has diverged; take" in result.output
+
+
 @pytest.mark.parametrize(("launcher", "sent", "code"), [
     ("run.sh", signal.SIGINT, 130), ("run_msrun.sh", signal.SIGINT, 130), ("run_msrun.sh", signal.SIGTERM, 143)])
 def test_ctrl_c_and_term_leave_no_process(launcher, sent, code, mnist, tmp_path):

@@ -228,6 +228,11 @@ def test_auto_parallel_compiles_with_every_search_mode(search_mode, tmp_path):
     assert (("AllReduce", 4 * 512 * 128, (0, 1)) in collectives_of(rank)) == (shape == (512, 128))
 
 
+def test_the_momentum_of_a_slice_by_hand_is_a_slice(tmp_path):
+    [rank] = dry_run(tmp_path, 4, "hybrid_parallel")
+    assert {one["name"] for one in rank["parameters"] if one["own"]} == {"weight", "moments.weight"}
+
+
 def test_data_parallel_reduces_what_is_trained(tmp_path):
     [rank] = dry_run(tmp_path, 4, "data_parallel")
     everyone = tuple(range(4))
@@ -244,6 +249,8 @@ def test_data_parallel_reduces_what_is_trained(tmp_path):
     (["data_parallel", "3"], "the batch of 64 samples cannot be shared equally by 3 ranks"),
     (["hybrid_parallel", "3"], "the weight's 128 columns cannot be cut into 3 equal slices, one a rank"),
     (["hybrid_parallel", "2", "--", "--slices", "2"], "--slices is for semi_auto_parallel"),
+    (["auto_parallel", "3"], r"MindSpore has auto_parallel for 1, 2, 4, 8, 16, \.\.\. ranks, not for 3"),
+    (["semi_auto_parallel", "6", "--", "--slices", "2"], r"MindSpore has semi_auto_parallel for 1, 2, 4, .* not for 6"),
     (["stand_alone", "2"], "stand_alone is one process, not 2"),
     (["semi_auto_parallel", "4", "--", "--slices", "3"], r"the strategy \(\(1, 1\), \(1, 3\)\) does not fit"),
     (["semi_auto_parallel", "4", "--dry-run", "--", "--slices", "3"],

@@ -496,6 +496,14 @@ def test_fuzz_through_the_program(tmp_path):
     assert seen == {0, 1}
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_closed_output_changes_no_verdict(closed, tmp_path):
+    for table, code in ((TABLES[2], 0), (tmp_path / "none", 1)):
+        command = [sys.executable, FOLDER / "rank_table.py", "check", table]
+        done = subprocess.run(["bash", "-c", f'"$@" {closed}', "bash", *command], check=False, capture_output=True)
+        assert done.returncode == code, done.stderr
+
+
 # ---------------------------------------------------------------------- make
 
 def give(env, card_values, what="ip"):

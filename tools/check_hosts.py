@@ -116,6 +116,8 @@ def read_hosts(listed=None, hostfile=None):
     else:
         form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
         slots = r"\s+slots\s*=\s*([1-9]\d{0,4})(?:\s+max[-_]slots\s*=\s*\d+)?"
+        if Path(hostfile).is_fifo() and "pipe:[" not in os.path.realpath(hostfile):  # not <(...)
+            raise ValueError(f"the hostfile {hostfile} is no file; give one with lines of {form}")
         try:
             text = Path(hostfile).read_text(encoding="utf-8-sig", errors="replace")
         except OSError as error:

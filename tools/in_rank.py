@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -67,7 +68,7 @@ def prepare(launched):
         sys.exit("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that "
                  "the script does under if __name__ == '__main__':")
     check_variables()
-    take_own_cores()
+    after_init()
     beside("convolutions.py")["take_over"]()
     if launched:
         beside("naps.py")["find_others_soon"]()
@@ -146,18 +147,36 @@ def listens(host, port):
     return True
 
 
+def after_init():
+    """What is done once init() has returned: from a thread, for nothing else knows when that is."""
+    libc, ctrl_c = ctypes.CDLL(None), ctypes.create_string_buffer(256)  # a struct sigaction, and more
+    libc.sigaction(signal.SIGINT, None, ctrl_c)
+    share = take_own_cores()
+
+    def wait():
+        from mindspore import communication
+        while not communication.GlobalComm.INITED:
+            time.sleep(0.005)
+        # MindSpore's own handler, which init() has set, ends its connections, but not the process: all would hang.
+        libc.sigaction(signal.SIGINT, ctrl_c, None)
+        share()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def take_own_cores():
-    """Share the cores of this machine among its ranks, for MindSpore's threads spin; unless BIND_RANKS is no."""
+    """Share the cores of this machine among its ranks, for MindSpore's threads spin; unless BIND_RANKS is no.
+
+    Returns what is to be called after init(), before which it would be slow.
+    """
     def share():
         from mindspore import communication
-        while not communication.GlobalComm.INITED:  # before init(), that would be slow
-            time.sleep(0.005)
         rank, size = communication.get_local_rank(), communication.get_local_rank_size() or 1
         mine = beside("binding.py")["share"]("cores", rank, size, os.sched_getaffinity(0))
         os.sched_setaffinity(threading.main_thread().native_id, mine)
 
     if os.getenv("BIND_RANKS") == "no":
-        return
+        return bool  # it does nothing
     if "OMPI_COMM_WORLD_RANK" in os.environ and len(os.sched_getaffinity(0)) == 1:
         for thread in os.listdir("/proc/self/task"):  # typed by hand, mpirun ties all threads of a rank to one core
             with contextlib.suppress(OSError):  # it has ended
@@ -165,7 +184,7 @@ def take_own_cores():
     ranks = int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
     if ranks > 1 and len(os.sched_getaffinity(0)) <= ranks:  # a core a rank: else a thread for each core of the machine
         sys.modules["mindspore"].set_context(runtime_num_threads=1)  # would spin there, beside the one that computes
-    threading.Thread(target=share, daemon=True).start()
+    return share
 
 
 SELF = os.getpid()  # not that of a process which the script forks

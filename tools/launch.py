@@ -9,6 +9,7 @@ code; Ctrl-C gives 130, TERM 143. Nothing outlives it, even if it is ended by ki
 
 import collections
 import contextlib
+import fcntl
 import importlib.util
 import itertools
 import json
@@ -160,7 +161,8 @@ def check_script(args):
         done = subprocess.run([sys.executable, quick, args.script, *args.options, *more, "--check"], env=env,
                               check=False, capture_output=True, encoding="utf-8", errors="backslashreplace")
         said = re.sub(r"(?ms)^usage: .*?(?=^\S+: error: )", "", done.stderr)  # argparse's error is enough
-        sys.stderr.write(said)
+        if said:
+            say(said.rstrip("\n"), sys.stderr)
         if done.returncode:
             hint = known_errors.hint("", done.returncode, said.splitlines()) if "Traceback" in said else ""
             raise ValueError("--restarts cannot be used with this script, which does not know --resume"
@@ -534,6 +536,11 @@ def report(args, job, code, failed):
             if rank["losses"]:
                 say(f"rank {number}{args.place(number)}: loss {rank['losses'][0]} -> {rank['losses'][-1]} "
                     f"({from_start(args, job.log_of(number))})")
+        diverged = [str(number) for number, rank in sorted(job.ranks.items())
+                    if {"nan", "inf", "-inf"} & {*rank["losses"][-1:]}]
+        if diverged:
+            say(f"{args.name}: warning: the last loss of rank {', '.join(diverged)} is no number: training has "
+                "diverged; take a smaller --lr", sys.stderr)
         accuracy = job.ranks[args.local[0]]["accuracy"]
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)
@@ -694,6 +701,9 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    for number in (1, 2):
+        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:  # it was closed: bash put its script there
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     sys.stdout.reconfigure(errors="backslashreplace")  # ranks may print what this terminal's encoding lacks
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # from the first moment: without a traceback

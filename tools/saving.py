@@ -10,6 +10,7 @@ side, which checkpoints.py uses.
 import os
 import re
 import select
+import sys
 import time
 
 
@@ -68,8 +69,11 @@ class Launcher:
         self.link, self.steps, self.last = int(os.environ["RANKS_WORDS"]), 0, float("inf")
 
     def ends_after(self, result):
-        """To be asked after each step, with what it has computed: is it the last?"""
-        repr(result)  # it is there when the step is done, on a card, too
+        """To be asked after each step, with what it has computed: is it the last? Ends a rank that diverges."""
+        value = repr(result)  # it is there when the step is done, on a card, too
+        if diverged := re.search(r"\b(nan|inf)\b", value):
+            sys.exit(f"the loss is {diverged[0]}: training has diverged, and nothing more is saved; take a smaller "
+                     "--lr")
         self.steps += 1
         if self.steps == 1:
             os.write(self.link, b"steps")
