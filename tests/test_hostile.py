@@ -756,6 +756,17 @@ def test_a_signal_to_mpirun_is_not_said_to_be_a_lack_of_memory(number, tmp_path)
     assert not result.left_over
 
 
+def test_ctrl_c_of_msrun_alone_is_not_said_to_be_a_lack_of_memory(tmp_path):
+    (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--with", "msrun", "rank.py", cwd=tmp_path) as job:
+        job.wait_for("(?s)ready.*ready")
+        os.kill(started(job, "msrun"), signal.SIGINT)
+        result = job.finish(60)
+    assert result.code == 130, result.output
+    assert "ranks.py: msrun was ended by signal 2, not by this program; the ranks that it had started" in result.output
+    assert not result.left_over
+
+
 def test_a_crash_of_msrun_itself_is_shown(tmp_path):
     """It cannot load MindSpore with so little memory; being told of a signal, one would look for who sent it."""
     (tmp_path / "rank.py").write_text("")

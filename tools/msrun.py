@@ -2,16 +2,21 @@
 
     python tools/msrun.py --worker_num=2 ... SCRIPT ...        what msrun would do
 
-It does the same, but imports MindSpore as the ranks do (quick_import.py), ends without MindSpore's clean-up, and has
-this Python run the ranks, not the first one on the PATH that is called python.
+It does the same, but imports MindSpore as the ranks do (quick_import.py), ends without MindSpore's clean-up, at Ctrl-C
+at once, and has this Python run the ranks, not the first one on the PATH that is called python.
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import quick_import
 
+if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # It kills its ranks at Ctrl-C, which then looks like a lack of memory; launch.py sees what has ended it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal = lambda *_: None
 quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
 from mindspore.parallel.cluster.run import main  # noqa: E402
 
