@@ -348,9 +348,9 @@ def test_a_setting_of_open_mpi_with_which_no_rank_is_started(name, tmp_path):
             f"OMPI_MCA_{name}\n") in result.output
 
 
-def test_a_number_of_ranks_for_which_mindspore_has_no_plan(tmp_path):
-    result = jobs.run("bash", jobs.REPO / "parallel_modes" / "run.sh", "auto_parallel", 3, cwd=tmp_path,
-                      env={"DEVICE_TARGET": "CPU"})
+def test_a_number_of_ranks_for_which_mindspore_has_no_plan(cifar10, tmp_path):
+    result = jobs.run("bash", jobs.REPO / "run.sh", cifar10, 3, "--", "--steps", 2, "--image-size", 32, "--test-images",
+                      0, *jobs.SHALLOW, cwd=tmp_path, env={"DEVICE_TARGET": "CPU"})
     assert result.code == 1
     check_shown_first("number-of-ranks", result.output)
     check_hint("number-of-ranks", result.output)
