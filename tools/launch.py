@@ -537,7 +537,7 @@ def report(args, job, code, failed):
                 say(f"rank {number}{args.place(number)}: loss {rank['losses'][0]} -> {rank['losses'][-1]} "
                     f"({from_start(args, job.log_of(number))})")
         diverged = [str(number) for number, rank in sorted(job.ranks.items())
-                    if {"nan", "inf", "-inf"} & {*rank["losses"][-1:]}]
+                    if rank["losses"] and isinstance(job_report.number_of(rank["losses"][-1]), str)]
         if diverged:
             say(f"{args.name}: warning: the last loss of rank {', '.join(diverged)} is no number: training has "
                 "diverged; take a smaller --lr", sys.stderr)
@@ -701,9 +701,9 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    for number in (1, 2):
-        if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:  # it was closed: bash put its script there
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    for stream in (sys.stdout, sys.stderr):
+        if fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:  # it was closed: bash put its script there
+            drop_rest(stream)
     sys.stdout.reconfigure(errors="backslashreplace")  # ranks may print what this terminal's encoding lacks
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # from the first moment: without a traceback
