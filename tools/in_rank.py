@@ -148,20 +148,19 @@ def listens(host, port):
 
 
 def after_init():
-    """What is done once init() has returned: from a thread, for nothing else knows when that is."""
+    """Have the last step of init() do what is to be done once it has connected this rank."""
+    from mindspore.communication import management
     libc, ctrl_c = ctypes.CDLL(None), ctypes.create_string_buffer(256)  # a struct sigaction, and more
     libc.sigaction(signal.SIGINT, None, ctrl_c)
     share = take_own_cores()
 
-    def wait():
-        from mindspore import communication
-        while not communication.GlobalComm.INITED:
-            time.sleep(0.005)
+    def finish(*given, set_envs=management._set_envs):
+        set_envs(*given)
         # MindSpore's own handler, which init() has set, ends its connections, but not the process: all would hang.
         libc.sigaction(signal.SIGINT, ctrl_c, None)
         share()
 
-    threading.Thread(target=wait, daemon=True).start()
+    management._set_envs = finish
 
 
 def take_own_cores():
