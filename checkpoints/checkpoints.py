@@ -159,8 +159,8 @@ class Checkpoints(Callback):
             sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                      "whole epoch; start with as many ranks as before, or with another --ckpt-dir")
         files, (epoch, step) = self.files(), saved
-        for later in (later for later in files if later > saved):  # or they would mix with new ones
-            files[later].replace(f"{files[later]}.unused")
+        for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones
+            file.replace(f"{file}.{file.lstat().st_mtime:.0f}.unused")
         if saved == (0, 0):
             return 0
         steps, fits = int(parameters.pop("unfinished", 0)), True
