@@ -119,11 +119,13 @@ def choose_port(args, launch):
         raise ValueError(f"MS_SCHED_HOST is '{host}', which has no IPv4 address; set it to rank 0's machine") from None
     if args.first is not None:
         port = os.environ.setdefault("MS_SCHED_PORT", "28117")
+        args.wait = os.getenv("MS_TOPO_TIMEOUT", args.wait)
     if port is not None and (not re.fullmatch(r"[1-9]\d{0,4}", port) or int(port) > 65535):
         raise ValueError(f"MS_SCHED_PORT is '{port}'; set it to a free port")
     if args.local[0] == 0:
         try:
-            socket.create_server((host, int(port or 0))).close()  # none: launch.py takes a free one
+            with socket.create_server((host, int(port or 0))) as server:  # none: launch.py takes a free one
+                socket.create_connection(server.getsockname(), timeout=2).close()  # not to a broadcast address
         except OSError as error:
             raise ValueError(f"no scheduler can listen on {host}:{port}: {error.strerror}; set MS_SCHED_HOST and "
                              "MS_SCHED_PORT to an address of this machine and a free port") from None
@@ -131,9 +133,9 @@ def choose_port(args, launch):
     args.scheduler = host, int(port)
 
 
-def await_others(args, launch, seconds=120):
+def await_others(args, launch):
     """Wait for the scheduler of the machine with rank 0; ends this program if it does not come."""
-    where = args.scheduler
+    where, seconds = args.scheduler, int(args.wait)
     if not where:
         return
     at = "{}:{}".format(*where)

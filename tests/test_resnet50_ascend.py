@@ -6,6 +6,7 @@ What needs a card cannot be tested here. The checks that its launchers make on a
 npu-smi and hccn_tool on the PATH.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -279,6 +280,56 @@ def test_run_cluster_in_two_shells(cifar10, tmp_path_factory):
     assert "rank 0: loss" in first
     assert "rank 2: loss" in second
     assert "accuracy" not in second
+
+THREE_SERVERS = [("10.0.0.1", (4,)), ("10.0.0.2", (0,)), ("10.0.0.3", (0,))]
+
+
+@pytest.mark.parametrize(("servers", "starts", "sentences"), [
+    (2, [(2, 0)], ["not all machines have joined within 20 s (--wait): start run_cluster.sh on all servers of the "
+                   "table, with RANK_START 0 and 1. So the ranks of this server, 0 to 0, were ended, exit code 1. Look "
+                   "at the logs there"]),
+    (2, [(2, 0), (3, 2)], ["not all machines have joined within 20 s (--wait)",
+                           "the server of rank 0, 127.0.0.1, has started fewer ranks than 3: all need the same "]),
+    (3, [(3, 0), (3, 1), (3, 1)], ["not all machines have joined within 20 s (--wait)", "", ""]),
+], ids=["one is missing", "another table", "RANK_START twice"])
+def test_servers_that_do_not_come_together(servers, starts, sentences, cifar10, tmp_path):
+    """The server of rank 0 waits no longer than --wait, and each says why."""
+    environment, running = {**CLUSTER_ENVIRONMENT, "MS_SCHED_PORT": str(jobs.free_port())}, []
+    with contextlib.ExitStack() as stack:
+        for number, (size, start) in enumerate(starts):
+            (folder := tmp_path / str(number)).mkdir()
+            table = write_table(folder / "table.json", THREE_SERVERS[:size])
+            running.append(stack.enter_context(jobs.Job("bash", CLUSTER, cifar10, table, size, start, "--wait", 20,
+                                                        *CLUSTER_OPTIONS, cwd=folder, env=environment)))
+        results = [job.finish(90) for job in running]
+    for result, sentence in zip(results, sentences):
+        assert result.code == 1
+        assert sentence in result.output
+        assert not result.left_over
+    assert "start run_cluster.sh there within 20 s, with the same options" in results[0].output
+    if len(starts) == 3:
+        twice = [result for result in results if "run_cluster.sh: RANK_START 1 was typed twice, or another job meets "
+                 f"at port {environment['MS_SCHED_PORT']}, too" in result.output]
+        assert len(twice) == 1
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_server_whose_rank_was_killed_is_named_by_the_other(at, cifar10, tmp_path):
+    environment = {**CLUSTER_ENVIRONMENT, "MS_SCHED_PORT": str(jobs.free_port())}
+    command = ("bash", CLUSTER, cifar10, write_table(tmp_path / "table.json", THREE_SERVERS[:2]), 2)
+    with jobs.Job(*command, 0, *ENDLESS, cwd=tmp_path, env=environment) as first, \
+            jobs.Job(*command, 1, *ENDLESS, cwd=tmp_path, env=environment) as second:
+        first.wait_for(r"\[rank 0\] epoch: 1 step: 3", timeout=200)
+        killed = (first, second)[at]
+        os.kill(killed.rank_process(at), signal.SIGKILL)
+        results = [first.finish(60), second.finish(60)]
+    assert f"rank {at} failed, exit code 137" in results[at].output
+    reason = ("no answer any more from rank 1 on the server of RANK_START 1: it failed, or its network did. So the "
+              "ranks of this server, 0 to 0, were ended, exit code 143. Look at the logs there",
+              "no answer any more from the server of rank 0, 127.0.0.1: its ranks failed, or the network did. So the "
+              "ranks of this server, 1 to 1, were ended, exit code 143. Look at the logs there")[1 - at]
+    assert reason in results[1 - at].output
+    assert not any(result.left_over for result in results)
 
 
 # ----------------------------------------------------------------------------------------------------- faults

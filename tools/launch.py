@@ -44,6 +44,7 @@ OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+|SIMULATION_LE
                            r"RANK_(ID|SIZE)$|DEVICE_ID$")
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
+GIVES_UP_SOONER = 15  # s; MindSpore does, than MS_TOPO_TIMEOUT says (measured)
 EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
 ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
@@ -133,6 +134,7 @@ def check(args):
     env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])
+    set_timeouts(args, env)
     started_by.refuse_launchers(all_here=len(args.local) == args.n)
     meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or args.command else ()
     left_over = sorted(name for name in env if OWN_VARIABLES.match(name) and name not in meant)
@@ -151,6 +153,15 @@ def check(args):
         share = max(1, len(os.sched_getaffinity(0)) // len(args.local))
         env.setdefault("OMP_NUM_THREADS", str(share))  # else one a core each
         env.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # large pages: 3 % less work for a short job
+
+
+def set_timeouts(args, env):
+    """With launchers on several machines: how long their ranks wait for each other, and miss one that is gone."""
+    if args.meeting:
+        env.setdefault("MS_TOPO_TIMEOUT", str(int(args.wait) + GIVES_UP_SOONER))
+        # MindSpore's own 30 s would make it twice as long.
+        for name, seconds in (("NODE", "10"), ("HEARTBEAT_RETRY", "5"), ("RECEIVE_MSG", "5")):
+            env.setdefault(f"MS_{name}_TIMEOUT", seconds)
 
 
 def check_script(args):
@@ -678,8 +689,8 @@ def main(argv):
             await_others(args, sys.modules[__name__])
         if args.meeting and not args.restarts and args.local[0] == 0:
             others = " and ".join(map(str, args.meeting[2][1:]))
-            say(f"{args.name}: these ranks wait for those from {others} on, on other servers: start {args.name} there, "
-                "with the same options")
+            say(f"{args.name}: these ranks wait for those from {others} on, on other servers: start {args.name} there "
+                f"within {args.wait} s, with the same options")
         code = run(args)
     except (ValueError, OSError) as error:
         if str(error):

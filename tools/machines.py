@@ -168,17 +168,14 @@ def prepare_msrun(args, launch):
         except (OSError, OverflowError):
             raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
                              "--master-port, the same on all machines") from None
-    # How soon a machine that is gone is noticed; MindSpore's own 30 s would make it twice as long.
-    os.environ.setdefault("MS_NODE_TIMEOUT", "10")
-    os.environ.setdefault("MS_HEARTBEAT_RETRY_TIMEOUT", "5")
-    os.environ.setdefault("MS_RECEIVE_MSG_TIMEOUT", "5")
     first = args.n // nodes * int(rank)
     args.meeting = address, int(args.master_port) + 1, list(range(0, args.n, args.n // nodes))  # with --restarts
     if not here and not args.restarts:
         await_master(args)
     args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{rank}"
     args.command = [f"--node_rank={rank}", f"--master_addr={address}",
-                    f"--master_port={args.master_port}", f"--cluster_time_out={args.wait}"]
+                    f"--master_port={args.master_port}",
+                    f"--cluster_time_out={int(args.wait) + launch.GIVES_UP_SOONER}"]
 
 
 def await_master(args):
@@ -204,7 +201,8 @@ def blame(args, job, code, _):
     """The sentence that names another machine as the cause of a failure; None if it was none."""
     if args.machines:
         return blame_connection(args, job, code)
-    return blame_others(args, job, code) if args.nodes != "1" else None
+    by_scheduler = args.meeting and not (args.launcher == "table" and args.target == "Ascend")
+    return blame_others(args, job, code) if by_scheduler else None
 
 
 def blame_connection(args, job, code):
@@ -223,22 +221,37 @@ def blame_connection(args, job, code):
 
 
 def blame_others(args, job, code):
-    """With msrun: ranks of other machines that failed, or machines that did not start."""
-    log = Path(args.logs, "scheduler.log")  # only on the first machine
-    text = log.read_text(errors="replace") if log.exists() else ""
-    gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", text))))
-    said = "\n".join(line for each in job.ranks.values() for line in each["lines"])
-    reason = None
-    if code == 143 and gone:  # MindSpore ends ranks by signal 15 when others are gone
-        names = ", ".join(f"rank {each} on machine {each // len(args.local)}" for each in gone)
-        reason = f"no answer any more from {names}: it failed, or its network did"
-    elif code == 143:
-        reason = (f"no answer any more from machine 0, {args.master_addr}: its ranks failed, or "
-                  "the network did")
-    elif "processes in the cluster are not successfully spawned" in said:
-        reason = (f"not all machines have joined within {args.wait} s (--wait): start {args.name} "
-                  f"on machines 0 to {int(args.nodes) - 1}")
-    return reason and (
-        f"{reason}. So the ranks of machine {args.node_rank}, {args.local[0]} to {args.local[-1]}, "
-        f"were ended, exit code {code}. Machine R is the one with --node-rank R; look at the logs "
-        "there")
+    """With a launcher on each machine: ranks of others that failed, or machines that did not start or fit."""
+    log = Path(args.logs, "scheduler.log")  # of msrun, on the first machine; else its lines are rank 0's
+    said = "\n".join([log.read_text(errors="replace") if log.exists() else "",
+                      *(line for each in job.ranks.values() for line in each["lines"])])
+    gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", said))) - set(args.local))
+    host, port, starts = args.meeting
+    own = args.local[0]
+    if args.launcher == "msrun":
+        here, me, first = f"machine {args.node_rank}", f"--node-rank {args.node_rank}", f"machine 0, {host}"
+        where, all_of_them = "Machine R is the one with --node-rank R; look at", f"machines 0 to {len(starts) - 1}"
+    else:
+        here, me, first = "this server", f"RANK_START {own}", f"the server of rank 0, {host}"
+        where, all_of_them = "Look at", f"all servers of the table, with RANK_START {' and '.join(map(str, starts))}"
+
+    def machine_of(rank):
+        number = sum(start <= rank for start in starts) - 1
+        return f"machine {number}" if args.launcher == "msrun" else f"the server of RANK_START {starts[number]}"
+
+    for wrong, reason in (
+            ("This node is extra or rank id exceeds" in said,
+             f"{first}, has started fewer ranks than {args.n}: all need the same number, and the same rank table"),
+            ("Repeated registration node" in said,
+             f"{me} was typed twice, or another job meets at port {port - 1}, too: give each job a port of its own"),
+            (code == 143 and gone,  # MindSpore ends ranks by signal 15 when others are gone
+             "no answer any more from " + ", ".join(f"rank {each} on {machine_of(each)}" for each in gone)
+             + ": it failed, or its network did"),
+            (code == 143 and own != 0,
+             f"no answer any more from {first}: its ranks failed, or the network did"),
+            ("processes in the cluster are not successfully spawned" in said,
+             f"not all machines have joined within {args.wait} s (--wait): start {args.name} on {all_of_them}")):
+        if wrong:
+            return (f"{reason}. So the ranks of {here}, {own} to {args.local[-1]}, were ended, exit code {code}. "
+                    f"{where} the logs there")
+    return None
