@@ -72,8 +72,9 @@ def list_cards(listing: str) -> list[Card]:
             continue
         if ":" in "".join(columns[1]):  # the Bus-Id
             chip = columns[0][0]
-            number = columns[0][1] if has_phy_id else npu
-            found[npu, chip] = Card(int(number), int(npu), name, health)
+            number = "".join(columns[0][1:2]) if has_phy_id else npu
+            if npu and number.isdecimal():
+                found[npu, chip] = Card(int(number), int(npu), name, health)
         else:
             npu, name, health = columns[0][0], " ".join(columns[0][1:]), " ".join(columns[1])
     for npu, chip, pid, user in re.findall(r"^\| *(\d+) +(\d+) *\| *(\d+) *\| *(\S*)", processes, re.MULTILINE):
@@ -155,13 +156,28 @@ def check_cards(devices: list[int], first_rank: int) -> None:
 def check_addresses(table: str, server_id: str) -> None:
     """Refusal where the rank table gives a card of the server another address than hccn_tool does."""
     tool = find_hccn_tool()
-    for server in json.loads(Path(table).read_text(encoding="utf-8"))["server_list"] if tool else []:
-        for device in server["device"] if server["server_id"] == server_id else []:
-            listed, card = device.get("device_ip", ""), device["device_id"]
-            actual = ask_address(tool, int(card))[0] if listed else None
-            if actual is not None and actual != parse_address(listed):
-                raise Refusal(f"the rank table gives card {card} the device_ip {listed}, but hccn_tool says {actual}; "
-                              f"write that into {table}")
+    try:
+        servers = {server["server_id"]: server["device"]
+                   for server in json.loads(Path(table).read_text(encoding="utf-8"))["server_list"]}
+        listed = {int(device["device_id"]): device["device_ip"] for device in servers.get(server_id, ())
+                  if device.get("device_ip")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refusal(f"{table} is no good rank table ({error}); see rank_table.py check") from None
+    if server_id not in servers:
+        raise Refusal(f"{table} has no server {server_id}; its servers are {' '.join(servers)}")
+    unchecked, said = dict(listed), ""
+    for card, address in listed.items() if tool else ():
+        actual, why = ask_address(tool, card)
+        said = said or why
+        if "no answer in" in why:  # the next card would take as long
+            break
+        if actual and actual != parse_address(address):
+            raise Refusal(f"the rank table gives card {card} the device_ip {address}, but hccn_tool says {actual}; "
+                          f"write that into {table}")
+        if actual:
+            del unchecked[card]
+    if said:
+        warn(f"{said}; the device_ip in the rank table were not checked of card {' '.join(map(str, unchecked))}")
 
 
 def main() -> int:

@@ -799,6 +799,8 @@ def test_the_cards_in_a_listing():
     assert cards.list_cards(ONE_CHIP) == [(4, 4, "910B3", "OK", ()), (5, 5, "910B3", "Alarm", users)]
     assert cards.list_cards(TWO_CHIPS) == [
         (8, 4, "910B3", "OK", ()), (9, 4, "910B3", "OK", ()), (10, 5, "910B3", "Alarm", users)]
+    odd = ONE_CHIP.replace("Chip ", "Phy-ID ").replace("| 5 ", "| ² ")
+    assert cards.list_cards(odd) == []
     assert cards.list_cards("") == cards.list_cards("driver/library version mismatch\n") == []
 
 
@@ -815,21 +817,25 @@ SERVER_0 = ("--table", TABLES[16], "--server", "10.155.111.140")
     (TWO_CHIPS, ("--devices", 10), "card 10, of rank 0, is in use by process 4711 (python3)"),
     ("initialized failed. ret is -8020", ("--devices", 4), "npu-smi says that a card is in use by another container "
      "(-8020): give each container cards of its own, stop the other one, or start both with --privileged"),
-    (ONE_CHIP, ("--devices", 4, *SERVER_0), None),
+    (ONE_CHIP, ("--devices", 4, *SERVER_0[:3], "10.0.0.9"), f"{TABLES[16]} has no server 10.0.0.9; its servers are "
+     "10.155.111.140 10.155.111.141"),
+    (ONE_CHIP, ("--devices", 4, "--table", "nowhere", "--server", "10.0.0.9"), "nowhere is no good rank table (["),
+    (ONE_CHIP, ("--devices", 4, "--table", "null", "--server", "10.0.0.9"), "null is no good rank table ('NoneType'"),
     (ONE_CHIP, ("--devices", 4, "--table", TABLES[16], "--server", "10.155.111.141"),
      "the rank table gives card 3 the device_ip 192.4.27.8, but hccn_tool says 192.4.27.6; write that into "
      f"{TABLES[16]}"),
     (None, ("--devices", 4), "there is neither npu-smi nor a /dev/davinci*: this machine has no Ascend card; "
      "DEVICE_TARGET=CPU rehearses"),
 ])
-def test_cards_are_there_free_and_as_the_table_has_them(listing, options, sentence, fake):
+def test_cards_are_there_free_and_as_the_table_has_them(listing, options, sentence, fake, tmp_path):
     give(fake, {3: "192.4.27.6"})
+    write(tmp_path / "null", "null")
     if listing:
         tool = write(Path(fake["PATH"].split(":")[0], "npu-smi"), f"#!/bin/sh\ncat <<'END'\n{listing}\nEND\n")
         tool.chmod(0o755)
     elif shutil.which("npu-smi") or list(Path("/dev").glob("davinci[0-9]*")):
         pytest.skip("this machine has cards")
-    done = program("cards.py", *options, env=fake)
+    done = program("cards.py", *options, env=fake, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2 if sentence else 0, "")
     assert done.stderr.startswith(sentence) if sentence else done.stderr == ""
     assert len(done.stderr.splitlines()) == bool(sentence)
@@ -850,6 +856,22 @@ def test_an_hccn_tool_that_fails_is_named(does, said, fake, tmp_path):
     assert done.returncode == 1
     assert {line[-1] for line in lines} == {f"cannot set the address to detect: {said}"}
     assert said in failed(run("make", "-o", tmp_path / "new.json", *A, env=fake))
+
+
+@pytest.mark.parametrize(("does", "said"), [
+    ("echo permission denied; exit 13", "hccn_tool says: permission denied; the device_ip in the rank table were not "
+     "checked of card 0 1 2 3 4 5 6 7"),
+    ('test $2 = 3 && echo ipaddr:192.4.27.6 || exit 1', "hccn_tool says: exit code 1, no output; the device_ip in the "
+     "rank table were not checked of card 0 1 2 4 5 6 7"),
+    ("echo ipaddr:192.$(($2 % 4 + 1)).27.$(($2 / 4 + 6))", ""),
+    ("sleep 9", "hccn_tool gave no answer in 1 s; the device_ip in the rank table were not checked of card 0 1 2 3 4 5 "
+     "6 7")])
+def test_addresses_that_could_not_be_checked_are_told(does, said, fake, monkeypatch, capsys):
+    write(Path(fake["PATH"].split(":")[0]) / "hccn_tool", f"#!/bin/sh\n{does}\n").chmod(0o755)
+    monkeypatch.setenv("PATH", fake["PATH"])
+    monkeypatch.setattr(cards, "TOOL_SECONDS", 1)
+    cards.check_addresses(str(TABLES[16]), SERVER_0[3])
+    assert capsys.readouterr().err == (f"warning: {said}\n" if said else "")
 
 
 def test_without_npu_smi_a_warning_says_what_was_not_checked(bare, monkeypatch, capsys, tmp_path):
