@@ -16,17 +16,17 @@ refuse() { echo "slurm_job.sh: $1" >&2; exit 2; }
 [[ -n "$data_path" ]] || refuse "give DATA_PATH, the folder of the data, the same on all machines"
 [[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RANKS_PER_MACHINE '$per_machine' is no number"
 [[ "$launcher" =~ ^(msrun|mpirun)$ ]] || refuse "the launcher is '$launcher', not msrun or mpirun"
-[[ -n "${SLURM_SUBMIT_DIR:-}" ]] || refuse "start it with sbatch"
-[[ "$SLURM_JOB_ID$SLURM_JOB_NUM_NODES" != *[!0-9]* ]] || exit 2 # they go into arithmetic
+id="${SLURM_JOB_ID:-} ${SLURM_JOB_NUM_NODES:-} ${SLURM_JOB_NODELIST:-}" # they go into arithmetic
+[[ "$id" =~ ^[1-9][0-9]*\ [1-9][0-9]*\ .+ && -f "${SLURM_SUBMIT_DIR:-}/run_msrun.sh" ]] ||
+    refuse "no job of Slurm, or one of another folder; in mnist_ddp, start it with sbatch"
 cd "$SLURM_SUBMIT_DIR" # Slurm runs a copy of this file, elsewhere
 machines="$(scontrol show hostnames "$SLURM_JOB_NODELIST")" # one a line
 ranks=$((per_machine * SLURM_JOB_NUM_NODES))
 
 if [[ "$launcher" == mpirun ]]; then
-    hostfile="hostfile.$SLURM_JOB_ID"
-    awk -v slots="$per_machine" '{ print $1 " slots=" slots }' <<<"$machines" >"$hostfile"
+    awk -v n="$per_machine" '{ print $1 " slots=" n }' <<<"$machines" >"hostfile.$SLURM_JOB_ID"
     export OMPI_MCA_plm=rsh OMPI_MCA_ras=^slurm # the machines of the file, by ssh, not by Slurm
-    exec bash run_mpirun_2.sh "$hostfile" "$data_path" "$ranks" "$@"
+    exec bash run_mpirun_2.sh "hostfile.$SLURM_JOB_ID" "$data_path" "$ranks" "$@"
 fi
 # The port depends on the job, so that two jobs on a machine do not meet.
 # shellcheck disable=SC2016  # SLURM_NODEID, 0 on the first machine, is known where srun starts it

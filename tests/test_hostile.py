@@ -151,7 +151,7 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
         result = jobs.run("bash", MNIST / "run_msrun.sh", mnist, *arguments, cwd=tmp_path)
         assert result.code == 2
         assert bad in result.output
-    slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": bad,
+    slurm = {"SLURM_SUBMIT_DIR": str(MNIST), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": bad,
              "SLURM_JOB_ID": bad}
     assert jobs.run("bash", SLURM_JOB, mnist, 2, cwd=tmp_path, env=slurm).code == 2
     assert not list(tmp_path.iterdir())
@@ -161,7 +161,7 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
     ((), "give DATA_PATH, the folder of the data, the same on all machines"),
     (("data", "two"), "RANKS_PER_MACHINE 'two' is no number"),
     (("data", 2, "mprun"), "the launcher is 'mprun', not msrun or mpirun"),
-    (("data", 2), "start it with sbatch"),
+    (("data", 2), "no job of Slurm, or one of another folder; in mnist_ddp, start it with sbatch"),
 ])
 def test_the_slurm_job_says_what_it_lacks(arguments, words, tmp_path):
     result = jobs.run("bash", SLURM_JOB, *arguments, cwd=tmp_path)
