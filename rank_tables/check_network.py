@@ -35,6 +35,8 @@ def find_peers(table: str, server_id: str) -> list[tuple[Device, Device]]:
         raise SystemExit(2)
     servers = list(by_server(sorted(devices, key=lambda device: device.rank_id)).values())
     names = [group[0].server_id for group in servers]
+    if not names:
+        raise BadInput(f"of {table} nothing can be read here: it is of version 2.0, the layout of Atlas 350 cards")
     if server_id not in names:
         raise BadInput(f"{table} has no server {server_id}; its servers are {', '.join(names)}")
     if len(servers) == 1:

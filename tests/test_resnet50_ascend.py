@@ -483,9 +483,10 @@ def test_a_port_in_use(cifar10, tmp_path):
         for first in (0, 2):
             output = refused(CLUSTER, cifar10, table, 4, first, cwd=tmp_path, env={**CPU, "MS_SCHED_HOST": host})
             assert f"MS_SCHED_HOST is '{host}', which has no IPv4 address; set it to rank 0's machine" in output
-    output = refused(RUN, cifar10, 2, cwd=tmp_path, env={**CPU, "MS_SCHED_HOST": "192.0.2.1"})
-    assert "192.0.2.1" in output
-    assert "an address of this machine" in output
+    for host in ("192.0.2.1", "255.255.255.255"):
+        output = refused(RUN, cifar10, 2, cwd=tmp_path, env={**CPU, "MS_SCHED_HOST": host})
+        assert f"no scheduler can listen on {host}:" in output
+        assert "an address of this machine" in output
 
 
 # ------------------------------------------------------------------- Ascend: what is checked before the start
