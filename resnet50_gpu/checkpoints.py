@@ -170,7 +170,7 @@ class Checkpoints(Callback):
         own = {p.name: p for p in network.get_parameters()}
         if ms.get_auto_parallel_context("pipeline_stages") > 1:  # a file has its stage's alone
             held = ops.AllReduce()(ms.Tensor([name in parameters for name in own], ms.float32))
-            parameters = {**(own if held.asnumpy().all() else {}), **parameters}
+            parameters = {n: own[n].init_data() for n in (own if held.min() else ())} | parameters
         parameters |= {name: own[name] for name in own if "learning_rate" in name}
         if dataset is not None:
             now = dataset.get_dataset_size()
