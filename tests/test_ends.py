@@ -230,6 +230,25 @@ def test_ctrl_c_of_one_rank_ends_the_job(launcher, tmp_path):
     assert not result.left_over
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "table"])
+def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
+    """MindSpore would end one of the ranks, 20 s later; a script may have children of its own."""
+    child = "import os, time\nos.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')\ntime.sleep(60)"
+    script = INTERRUPTED.replace("time.sleep(5)", child)
+    with start(tmp_path, script, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        rank = job.rank_process(0)
+        scheduler = next(pid for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+                         if Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{rank}/cmdline").read_bytes())
+        os.kill(int(scheduler), signal.SIGKILL)
+        killed = time.monotonic()
+        result = job.finish(60)
+    assert time.monotonic() - killed < jobs.soon()
+    assert result.code == 137
+    assert "rank 0 failed, exit code 137" in result.output
+    assert f"MindSpore's scheduler, process {scheduler} of rank 0, was ended by signal 9" in result.output
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "killed", "TERM after a rank's end"])
 def test_a_job_that_ends_too_soon_says_with_what_it_can_be_resumed(how, tmp_path):
     script = TESTS.replace("\ntime.sleep", "\nif os.environ['RANKS_RANK'] == '0': os._exit(0)\ntime.sleep")

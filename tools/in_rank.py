@@ -159,8 +159,30 @@ def after_init():
         # MindSpore's own handler, which init() has set, ends its connections, but not the process: all would hang.
         libc.sigaction(signal.SIGINT, ctrl_c, None)
         share()
+        if os.getenv("MS_NODE_ID") == "0" and os.getenv("MS_ROLE") == "MS_WORKER":
+            watch_scheduler()
 
     management._set_envs = finish
+
+
+def watch_scheduler():
+    """End rank 0 when the scheduler, a copy of it, is killed: MindSpore would end any rank, 20 s later."""
+    def wait(child):
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            if ended.si_code != os.CLD_EXITED and ended.si_status not in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                print(f"MindSpore's scheduler, process {child} of rank 0, was ended by signal {ended.si_status}; "
+                      "without it no rank can go on", flush=True)
+                end(128 + ended.si_status)
+
+    def command_of(process):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+
+    with contextlib.suppress(OSError):  # Linux may be built without this list; msrun's scheduler is not in it
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            if command_of(child) == command_of("self"):
+                return threading.Thread(target=wait, args=(int(child),), daemon=True).start()
+    return None
 
 
 def take_own_cores():
