@@ -233,7 +233,8 @@ def test_ctrl_c_of_one_rank_ends_the_job(launcher, tmp_path):
 @pytest.mark.parametrize("launcher", ["mpirun", "table"])
 def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
     """MindSpore would end one of the ranks, 20 s later; a script may have children of its own."""
-    child = "import os, time\nos.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')\ntime.sleep(60)"
+    steps = "while True: ms.ops.AllReduce()(ms.Tensor([1.0]))"
+    child = f"import os\nos.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '60')\n{steps}"
     script = INTERRUPTED.replace("time.sleep(5)", child)
     with start(tmp_path, script, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
         job.wait_for(r"(?s)ready.*ready")
