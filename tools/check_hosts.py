@@ -151,6 +151,7 @@ def look_up(hosts):
             with contextlib.suppress(OSError, UnicodeError):
                 ADDRESSES[host] = socket.gethostbyname(host.rpartition("@")[2])
 
+    # Not by a pool, for whose threads Python would wait at its end.
     threads = [threading.Thread(target=work, daemon=True) for _ in hosts[:16]]
     deadline = time.monotonic() + NAMES_SECONDS
     for thread in threads:

@@ -179,10 +179,9 @@ def watch_scheduler():
         return Path(f"/proc/{process}/cmdline").read_bytes()
 
     with contextlib.suppress(OSError):  # Linux may be built without this list; msrun's scheduler is not in it
-        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            if command_of(child) == command_of("self"):
-                return threading.Thread(target=wait, args=(int(child),), daemon=True).start()
-    return None
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        for child in [child for child in children if command_of(child) == command_of("self")][:1]:
+            threading.Thread(target=wait, args=(int(child),), daemon=True).start()
 
 
 def take_own_cores():
