@@ -152,7 +152,6 @@ def check(args):
     if args.target == "CPU":
         share = max(1, len(os.sched_getaffinity(0)) // len(args.local))
         env.setdefault("OMP_NUM_THREADS", str(share))  # else one a core each
-        env.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # large pages: 3 % less work for a short job
 
 
 def set_timeouts(args, env):
