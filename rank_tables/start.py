@@ -143,6 +143,9 @@ def await_others(args, launch):
         launch.say(f"{args.name}: waiting for the scheduler at {at}; run_cluster.sh with RANK_START 0 starts it")
     deadline = time.monotonic() + seconds
     while not launch.listens(where):
+        if time.monotonic() > args.deadline:
+            args.timed_out = True
+            sys.exit(1)
         if time.monotonic() > deadline:
             sys.exit(f"{args.name}: no scheduler at {at} after {seconds} s; start run_cluster.sh with RANK_START 0 on "
                      "the first server, with the same MS_SCHED_HOST and MS_SCHED_PORT")

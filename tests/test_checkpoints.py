@@ -598,6 +598,32 @@ def test_restarts_end_with_the_last_failure(tmp_path):
     assert re.findall(r"restart (\d) of 2", result.output) == ["1", "2"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_just_after_a_rank_has_failed_starts_it_no_more(number, tmp_path):
+    with start(tmp_path, 5000, restarts=3) as job:
+        job.wait_for(r"\[rank 1\] epoch: 2 step: 1,")
+        os.kill(job.rank_process(1), signal.SIGKILL)
+        time.sleep(0.3)  # while the launcher hears what the other rank says of it
+        os.kill(job.process.pid, number)
+        result = job.finish(20)
+    assert result.code == 128 + number
+    assert not result.left_over
+
+
+def test_a_restart_that_cannot_be_made_ends_as_the_rank_that_failed(tmp_path):
+    """The earlier logs cannot be moved aside, for somebody has put a file there; not 2: it was no bad input."""
+    with start(tmp_path, 5000, restarts=3) as job:
+        job.wait_for(r"\[rank 1\] epoch: 2 step: 1,")
+        victim = job.rank_process(1)
+        (tmp_path / "log_output").rename(tmp_path / "moved")
+        (tmp_path / "log_output").touch()
+        os.kill(victim, signal.SIGKILL)
+        result = job.finish(60)
+    assert result.code == 137
+    assert "run.sh: restart 1 of 3\nrun.sh: log_output is there and is no folder; move it" in result.output
+    assert not result.left_over
+
+
 @pytest.fixture(scope="module")
 def four_slices(one, tmp_path_factory):
     """A folder with the slices of 4 ranks, made from one process's checkpoint, and a strategy file of 2 ranks."""

@@ -313,6 +313,30 @@ def test_servers_that_do_not_come_together(servers, starts, sentences, cifar10, 
         assert len(twice) == 1
 
 
+@pytest.mark.parametrize(("start", "restarts"), [(1, 0), (0, 1), (1, 1)])
+def test_a_time_limit_ends_a_server_that_waits_for_others(start, restarts, cifar10, tmp_path):
+    result = jobs.run("bash", CLUSTER, cifar10, write_table(tmp_path / "table.json", THREE_SERVERS[:2]), 2, start,
+                      "--restarts", restarts, "--time-limit", "4s", *CLUSTER_OPTIONS, cwd=tmp_path, timeout=60,
+                      env={**CLUSTER_ENVIRONMENT, "MS_SCHED_PORT": str(jobs.free_port())})
+    assert result.code == 124
+    assert re.search(r"ended after \d+ s, the --time-limit; exit code 124", result.output)
+    assert "start training" not in result.output
+
+
+def test_at_term_no_server_speaks_for_the_ranks_of_others(cifar10, tmp_path):
+    environment = {**CLUSTER_ENVIRONMENT, "MS_SCHED_PORT": str(jobs.free_port())}
+    command = ("bash", CLUSTER, cifar10, write_table(tmp_path / "table.json", THREE_SERVERS[:2]), 2)
+    with jobs.Job(*command, 0, *ENDLESS, "--ckpt-dir", "ck", cwd=tmp_path, env=environment) as first, \
+            jobs.Job(*command, 1, *ENDLESS, "--ckpt-dir", "ck", cwd=tmp_path, env=environment) as second:
+        first.wait_for(r"\[rank 0\] epoch: 1 step: 3", timeout=200)
+        os.kill(first.process.pid, signal.SIGTERM)
+        results = [first.finish(60), second.finish(60)]
+    assert [result.code for result in results] == [143, 143]
+    assert "all ranks have saved" not in results[0].output + results[1].output
+    assert "the ranks end their step and save" not in results[0].output
+    assert not any(result.left_over for result in results)
+
+
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_server_whose_rank_was_killed_is_named_by_the_other(at, cifar10, tmp_path):
     environment = {**CLUSTER_ENVIRONMENT, "MS_SCHED_PORT": str(jobs.free_port())}

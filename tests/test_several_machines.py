@@ -204,7 +204,8 @@ def endings(running, record_property, within=NOTICED):
     return [ends[number] for number in range(len(running))]
 
 
-@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended"])
+@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended",
+                                   "ssh session closed"])
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
     lesson = LESSON
@@ -229,6 +230,13 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
             assert end.result.code == 137
             assert "rank 3 on node2 failed, exit code 137. The end of log_output/1/rank.3/stdout:\nrank 3 of " \
                 in end.result.output
+        elif fault == "ssh session closed":
+            session = job.rank_process(3)
+            while "sshd.py" not in Path(f"/proc/{session}/cmdline").read_text():
+                session = jobs.parent_of(session)
+            os.kill(session, signal.SIGKILL)
+            end, = endings([job], record_property)
+            assert "the connection to node2 was lost, with rank 2 3; exit code 143" in end.result.output
         else:
             with second.link_down():
                 started = time.monotonic()

@@ -219,8 +219,7 @@ class Job:
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
         self.ended = None  # when all ranks had ended well
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
-        self.stopped, (self.wake, self.written) = False, socket.socketpair()
-        self.written.setblocking(False)
+        self.stopped, (self.wake, self.written) = False, args.signals
         SPEECH.job = self
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -254,6 +253,19 @@ class Job:
                 return os.path.relpath(now)
         return folder
 
+    def run(self, options, again):
+        """Start the ranks, unless a signal has come, and watch() them; whatever happens, none is left."""
+        try:
+            # Cards need some time after ranks that failed.
+            if not self.signalled(10 if again and self.args.target == "Ascend" else 0):
+                if self.servers:
+                    self.servers.meet(self)
+                if not self.signalled():
+                    self.start(options)
+            return self.watch()
+        finally:
+            self.end()
+
     def start(self, options):
         """Start the ranks, each under an agent."""
         args, env = self.args, {**os.environ, **agent.UTF8, "RANKS_LAUNCHER": " ".join(map(str, (
@@ -284,6 +296,10 @@ class Job:
                         "--bind-to", "none", *["--oversubscribe"] * (args.target == "CPU"),
                         *["--output-filename", f"{logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
                         *ranks], env)
+
+    def signalled(self, seconds=0):
+        """Has a signal come, or does one within these seconds, that watch() has not yet seen?"""
+        return bool(select.select([self.wake], [], [], seconds)[0])
 
     def popen(self, command, env):
         # msrun would leave its log followers behind; it ends with its ranks, whose agents notice.
@@ -578,8 +594,9 @@ def report(args, job, code, failed):
     return None
 
 
-def say_what_is_saved(args, job):
+def say_what_is_saved(args):
     """With what a job that has ended too soon can be resumed."""
+    job = next((job for job in reversed(args.jobs) if job.ranks), args.jobs[-1])  # the last may have started none
     there = all(os.path.isdir(os.path.join(os.environ["LAUNCH_DIR"], folder)) for folder in args.saves)
     if there and len(job.ranks) == args.n and (saved := kept_by_all(job)):
         say(f"{args.name}: all ranks have saved {saved}; --resume goes on there")
@@ -643,23 +660,23 @@ class Both:
 
 def run(args):
     """Start the ranks, and again after a failure as long as restarts are left; returns the exit code."""
-    options = args.options
+    options, args.signals = args.options, socket.socketpair()  # one for all jobs: what comes between two is not lost
+    args.signals[1].setblocking(False)
     servers = Servers(args, say) if args.restarts and args.meeting else None
     for attempt in range(1, args.restarts + 2):
         job = Job(args, servers)
         try:
-            if attempt > 1 and args.target == "Ascend":  # its cards need some time after ranks that failed
-                select.select([job.wake], [], [], 10)
-            if servers:
-                servers.meet(job)
-            job.start(options)
-            code, failed = job.watch()
-        finally:
-            job.end()
+            code, failed = job.run(options, again=attempt > 1)
+        except (ValueError, OSError) as error:
+            if attempt == 1:
+                raise
+            say(f"{args.name}: {error}", sys.stderr)
+            args.jobs.remove(job)  # what counts is how the one before has ended
+            break
         if servers:
             servers.tell(code=code, stopped=bool(job.stopped))
         if job.stopped:
-            say_what_is_saved(args, job)
+            say_what_is_saved(args)
             return code
         code = code if code or job.ranks else 1
         if code and failed is None and job.ranks and all(rank["code"] == 0 for rank in job.ranks.values()):
@@ -671,7 +688,7 @@ def run(args):
         say(f"{args.name}: restart {attempt} of {args.restarts}")
         options = [*args.options, "--resume=if-saved"]
     if code:
-        say_what_is_saved(args, job)
+        say_what_is_saved(args)
     if args.folder:  # the tutorial's last line
         say(f"training {'failed' if code else 'success'}", sys.stderr if code else sys.stdout)
     return code

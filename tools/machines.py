@@ -182,7 +182,7 @@ def await_master(args):
     """Wait for the scheduler of the first machine; end with exit code 1 where it does not come."""
     address, port = args.master_addr, int(args.master_port)
     deadline, said = time.monotonic() + int(args.wait), False
-    while time.monotonic() < deadline:
+    while time.monotonic() < min(deadline, args.deadline):
         with socket.socket() as probe:
             probe.settimeout(2)
             if probe.connect_ex((address, port)) == 0:
@@ -191,6 +191,9 @@ def await_master(args):
             said = True
             print(f"{args.name}: waiting for the scheduler at {address}:{port}; --node-rank 0 starts it", flush=True)
         time.sleep(0.5)
+    if time.monotonic() > args.deadline:
+        args.timed_out = True
+        sys.exit(1)
     print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} "
           f"with --node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
     sys.exit(1)
@@ -207,10 +210,11 @@ def blame(args, job, code, _):
 
 def blame_connection(args, job, code):
     """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
-    found = re.search(r"^Timeout, server (\S+) not responding|Remote daemon: .* on node (\S+)",
+    found = re.search(r"^Timeout, server (\S+) not responding|^Connection to (\S+) closed by remote host|"
+                      r"Remote daemon: .* on node (\S+)",
                       Path(job.log).read_text(errors="replace"), re.MULTILINE)
     silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
-    lost = found.group(1) or found.group(2) if found else None
+    lost = found[found.lastindex] if found else None
     if silent and not lost:
         lost = args.machine_of[silent[0]]
     if not lost:

@@ -34,9 +34,11 @@ class Saving:
 
     @staticmethod
     def possible(job):
-        """Has a rank ended a step, and do they save? Then all will soon say so: what they say may be on its way."""
+        """Has a rank ended a step, and do they save? Then all will soon say so: what they say may be on its way. Not
+        where other launchers have some of the ranks.
+        """
         ranks = job.ranks.values()
-        return (0 in job.ranks and any(re.match("steps|kept", rank.get("word", "")) for rank in ranks)
+        return (len(ranks) == job.args.n and any(re.match("steps|kept", rank.get("word", "")) for rank in ranks)
                 and all(rank["code"] is None for rank in ranks))
 
     def go_on(self):

@@ -45,7 +45,8 @@ class Servers:
         """
         self.links, deadline, said = {}, time.monotonic() + self.PATIENCE, False
         while not self.complete():
-            if select.select([job.wake], [], [], 0)[0]:
+            job.look_at_the_clock()
+            if job.signalled():
                 return
             if time.monotonic() > deadline:
                 raise ValueError(f"no launcher of the other servers within {self.PATIENCE} s at {self.host}:"
