@@ -426,30 +426,33 @@ def test_restarts_with_every_launcher(options, tmp_path):
     assert not result.left_over
 
 
-def two_servers(folder):
-    """The launchers' options for the first and the second of two servers, and their variables."""
+def two_servers(folder, count=2):
+    """The launchers' options for each of two servers, or more, with two ranks each, and their variables."""
     device = '{{"device_id": "{}", "device_ip": "192.1.1.{}", "rank_id": "{}"}}'
     servers = ", ".join('{{"server_id": "10.0.0.{}", "device": [{}], "host_nic_ip": "reserve"}}'.format(
         server, ", ".join(device.format(card, 9 * server + card, 2 * server - 2 + card) for card in (0, 1)))
-        for server in (1, 2))
-    (folder / "table.json").write_text('{"version": "1.0", "server_count": "2", "server_list": [' + servers
-                                       + '], "status": "completed"}')
+        for server in range(1, count + 1))
+    (folder / "table.json").write_text(f'{{"version": "1.0", "server_count": "{count}", "server_list": [{servers}], '
+                                       '"status": "completed"}')
     options = ("--with", "table", "--table", folder / "table.json", "--restarts", 1)
-    return [(*options, "--first", first, "--", "--ckpt-dir", "ck") for first in (0, 2)], {
+    return [(*options, "--first", first, "--", "--ckpt-dir", "ck") for first in range(0, 2 * count, 2)], {
         "MS_SCHED_PORT": str(jobs.free_port())}
 
 
-def test_two_servers_start_again_together(tmp_path):
-    (options, others), env = two_servers(tmp_path)
-    with start(tmp_path, FAILS_FIRST, 4, *others, env=env) as second:
+def test_servers_start_again_together(tmp_path):
+    """And each learns on which server a rank has failed."""
+    (options, others, last), env = two_servers(tmp_path, 3)
+    with start(tmp_path, FAILS_FIRST, 6, *others, env=env) as second:
         second.wait_for("waiting for the launchers of the other servers at 127.0.0.1:")
-        with start(tmp_path, FAILS_FIRST, 4, *options, env=env) as first:
-            one, two = first.finish(), second.finish()
-    for result in (one, two):
+        with start(tmp_path, FAILS_FIRST, 6, *options, env=env) as first, \
+                start(tmp_path, FAILS_FIRST, 6, *last, env=env) as third:
+            one, two, three = first.finish(), second.finish(), third.finish()
+    for result in (one, two, three):
         assert result.code == 0, result.output
         assert result.output.count("restart 1 of 1") == 1
         assert not result.left_over
-    assert "the ranks from 2 on, on another server, ended with exit code 5; see there" in one.output
+    for result in (one, three):
+        assert "the ranks from 2 on, on another server, ended with exit code 5; see there" in result.output
     assert "rank 3 failed, exit code 5" in two.output
 
 

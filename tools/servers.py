@@ -85,7 +85,10 @@ class Servers:
             time.sleep(0.2)
 
     def tell(self, **what):
-        """Tell all other servers how it has ended here: the exit code, and whether somebody wanted it."""
+        """Tell all other servers how it has ended, here unless what["first"] names another server by its first rank:
+        the exit code, and whether somebody wanted it.
+        """
+        what = {"first": self.own, **what}
         for link in self.links.values():
             with contextlib.suppress(OSError):
                 link.sendall(json.dumps(what).encode() + b"\n")
@@ -96,11 +99,12 @@ class Servers:
         """How it has ended on a server: (exit code, what to say of it, did somebody want it?)."""
         first = next(rank for rank, its in self.links.items() if its is link)
         del self.links[first]
-        said = {"code": 1, "stopped": False}
+        said = {"code": 1, "stopped": False, "first": first}
         sentence = f"the launcher of the ranks from {first} on has vanished"
         with contextlib.suppress(OSError, ValueError):
             said = json.loads(link.recv(999))
-            sentence = f"the ranks from {first} on, on another server, ended with exit code {said['code']}; see there"
+            sentence = (f"the ranks from {said['first']} on, on another server, ended with exit code {said['code']}; "
+                        "see there")
         link.close()
         if self.door and said["code"]:
             self.tell(**said)
