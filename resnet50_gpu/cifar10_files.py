@@ -22,7 +22,7 @@ def cifar10_folder(text):
     That of cifar-10-batches-bin will do, too; rank 0 says what is taken.
     """
     inner = Path(text) / "cifar-10-batches-bin"
-    if text and inner.is_dir() and not any(Path(text).glob("data_batch_*")):
+    if text and os.path.isdir(inner) and not any(Path(text).glob("data_batch_*")):
         text = str(inner)
         if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":
             print(f"data: {inner}", flush=True)
