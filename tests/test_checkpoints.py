@@ -610,6 +610,15 @@ def test_a_signal_just_after_a_rank_has_failed_starts_it_no_more(number, tmp_pat
     assert not result.left_over
 
 
+def test_restarts_resume_nothing_else_than_was_asked_for(tmp_path):
+    result = jobs.run("bash", RUN, "data_parallel", 2, "--restarts", 1, "--", "--ckpt-dir", "mistyped", "--resume",
+                      cwd=tmp_path)
+    assert result.code == 1
+    assert "run.sh: restart 1 of 1" in result.output
+    assert result.output.count("nothing to resume") >= 2
+    assert "step: 1" not in result.output
+
+
 def test_a_restart_that_cannot_be_made_ends_as_the_rank_that_failed(tmp_path):
     """The earlier logs cannot be moved aside, for somebody has put a file there; not 2: it was no bad input."""
     with start(tmp_path, 5000, restarts=3) as job:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jobs
@@ -67,12 +68,12 @@ def line_of(text, script):
     return next(number for number, line in enumerate(script.splitlines(), start=1) if text in line)
 
 
-def start(folder, script, ranks, *options, minutes=0.03):
+def start(folder, script, ranks, *options, minutes=0.03, env=None):
     """A job of some ranks of a script; options are the launcher's, and behind -- the script's."""
     (folder / "train.py").write_text(script)
     cut = options.index("--") if "--" in options else len(options)
     return jobs.Job(jobs.PYTHON, RANKS, "-n", ranks, *options[:cut], "train.py", *options[cut:], cwd=folder,
-                    env={"STALL_MINUTES": str(minutes), "DEVICE_TARGET": "CPU"})
+                    env={"STALL_MINUTES": str(minutes), "DEVICE_TARGET": "CPU", **(env or {})})
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
@@ -90,6 +91,15 @@ def test_a_rank_that_sleeps(launcher, tmp_path):
     assert "ranks.py: odd one out: rank 1; the others wait for it" in result.output
     assert "ended because no rank gets on (--on-stall end)" in result.output
     assert not result.left_over
+
+
+def test_ranks_on_cpu_are_looked_at_before_they_give_up_waiting(tmp_path):
+    """For that one look the job is not ended."""
+    with start(tmp_path, SLEEPERS, 3, "--with", "table", "--on-stall", "end", minutes=30,
+               env={"MS_CPU_COMM_OP_TIMEOUT": "5"}) as job:
+        job.wait_for("ranks.py: odd one out: rank 1; the others wait for it", timeout=30)
+        time.sleep(1)
+        assert job.process.poll() is None
 
 
 def test_a_rank_that_is_stopped(tmp_path):

@@ -226,7 +226,9 @@ class Job:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
-        self.patience, self.one_ended = self.stall, None
+        # Before ranks on CPU give up waiting for another one, they are looked at once.
+        give_up = float(os.getenv("MS_CPU_COMM_OP_TIMEOUT", "300")) if args.target == "CPU" else float("inf")
+        self.patience, self.one_ended = min(self.stall, 0.8 * give_up), None
         self.asked = None  # when the ranks were asked where they stand
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
@@ -686,7 +688,8 @@ def run(args):
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break
         say(f"{args.name}: restart {attempt} of {args.restarts}")
-        options = [*args.options, "--resume=if-saved"]
+        if not any(re.match("--resume(=|$)", option) for option in args.options):  # it refuses what cannot be resumed
+            options = [*args.options, "--resume=if-saved"]
     if code:
         say_what_is_saved(args)
     if args.folder:  # the tutorial's last line
