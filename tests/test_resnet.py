@@ -127,7 +127,12 @@ def test_the_folder_above_will_do_and_rank_0_says_so(rank, tmp_path, monkeypatch
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
     monkeypatch.setenv("RANK_ID", rank) if rank else monkeypatch.delenv("RANK_ID", raising=False)
     assert cifar10_files.cifar10_folder(str(tmp_path)) == str(inner)
-    assert capsys.readouterr().out == ("" if rank == "1" else f"data: {inner}\n")
+    some = "" if rank == "1" else f"data: {inner}, 10,000 of CIFAR-10's 50,000 training images\n"
+    assert capsys.readouterr().out == some
+    for number in range(2, 6):
+        assert cifar10_files.cifar10_folder(str(inner)) == str(inner)
+        assert capsys.readouterr().out == some.replace("10,", f"{number - 1}0,", 1)
+        make_batch(inner / f"data_batch_{number}.bin")
     assert cifar10_files.cifar10_folder(str(inner)) == str(inner)
     assert capsys.readouterr().out == ""
 
