@@ -204,8 +204,7 @@ def endings(running, record_property, within=NOTICED):
     return [ends[number] for number in range(len(running))]
 
 
-@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended",
-                                   "ssh session closed"])
+@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended"])
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
     lesson = LESSON
@@ -230,13 +229,6 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
             assert end.result.code == 137
             assert "rank 3 on node2 failed, exit code 137. The end of log_output/1/rank.3/stdout:\nrank 3 of " \
                 in end.result.output
-        elif fault == "ssh session closed":
-            session = job.rank_process(3)
-            while "sshd.py" not in Path(f"/proc/{session}/cmdline").read_text():
-                session = jobs.parent_of(session)
-            os.kill(session, signal.SIGKILL)
-            end, = endings([job], record_property)
-            assert "the connection to node2 was lost, with rank 2 3; exit code 143" in end.result.output
         else:
             with second.link_down():
                 started = time.monotonic()
@@ -249,6 +241,22 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
         nothing_left(both, None if "link down" in fault else end.result)
         assert jobs.marked(job.mark) == []
+
+
+def test_a_far_ssh_server_that_dies(mnist, tmp_path, record_property):
+    """It takes the connection along, which is not a TERM from somewhere; hosts of its own, for others need theirs."""
+    (tmp_path / "hosts").mkdir()
+    with hosts.two_hosts(tmp_path / "hosts") as pair:
+        with pair[0].job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:1,node2:1", mnist, *ENDLESS,
+                         cwd=tmp_path) as job:
+            job.wait_for(r"rank 1\] epoch: 0, step: 10", timeout=300)
+            server = job.rank_process(1)
+            while "sshd.py" not in Path(f"/proc/{server}/cmdline").read_text():
+                server = jobs.parent_of(server)
+            os.kill(server, signal.SIGKILL)
+            end, = endings([job], record_property)
+            assert "the connection to node2 was lost, with rank 1; exit code 143" in end.result.output
+        nothing_left(pair, end.result)
 
 
 def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
