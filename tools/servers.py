@@ -102,7 +102,7 @@ class Servers:
         said = {"code": 1, "stopped": False, "first": first}
         sentence = f"the launcher of the ranks from {first} on has vanished"
         with contextlib.suppress(OSError, ValueError):
-            said = json.loads(link.recv(999))
+            said.update(json.loads(link.recv(999)))
             sentence = (f"the ranks from {said['first']} on, on another server, ended with exit code {said['code']}; "
                         "see there")
         link.close()
