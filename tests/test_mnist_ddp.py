@@ -119,15 +119,12 @@ def test_two_ranks_of_16_equal_one_of_32(bug, mnist, tmp_path, one_rank_of_32):
     assert (difference < 1e-5) == (bug is None), f"largest difference {difference}"
 
 
-@pytest.mark.parametrize(("change", "caught_as"), [
-    (("gradients = self.reduce_gradients(gradients)", "gradients = gradients"), "has other parameters"),
-    (("list(range(rank, test_images, rank_size))", "list(range(test_images))"), "accuracy|assert"),
-])
-def test_the_evidence_catches_planted_bugs(change, caught_as, mnist, tmp_path):
-    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", change)
+def test_the_evidence_catches_a_planted_bug(mnist, tmp_path):
+    lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", (
+        "list(range(rank, test_images, rank_size))", "list(range(test_images))"))
     result = jobs.run("bash", lesson / "run.sh", mnist, 2, "--", *OPTIONS, cwd=tmp_path)
     jobs.succeeded(result)
-    with pytest.raises(AssertionError, match=caught_as):
+    with pytest.raises(AssertionError, match="accuracy|assert"):
         check_training(result, tmp_path, 2, mpirun_log, mnist)
 
 

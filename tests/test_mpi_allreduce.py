@@ -50,8 +50,6 @@ def test_all_kinds_are_right_and_the_sums_of_float32_are_mpis(tmp_path):
 
 @pytest.mark.parametrize(("old", "new", "found"), [
     ("operation != SUM ||", "", "max of 700 float32: WRONG"),
-    ("!is_world(group) ||", "", "sum in the group pair of 700 float32: WRONG"),
-    ("done = sum(in, out, count)", "done = sum(in, out, count - 1)", "sum of 700 float32: WRONG"),
     ("(count, patience)", "(count + rank % 2, patience)", "all-reduce (MPI) of 1 numbers, another rank in one of 2"),
 ])
 def test_planted_bugs_are_found(old, new, found, tmp_path):
