@@ -54,6 +54,7 @@ class Computer:
         self.computations, self.links, self.phase = {}, None, ""
         self.replicas, self.slices = {}, Slices()
         self.joined = False  # does the script leave it to this program to connect the ranks?
+        self.lazy = False  # has it a cell with @lazy_inline?
         self.said = set()
 
     def say(self, line):
@@ -96,6 +97,8 @@ class Computer:
         if wrong := optimizer_alone(obj) or pipeline_by_hand(obj) or decides_while_it_runs(obj):
             raise PlanError(wrong, by_all=True)
         self.say(f"MindSpore has no {planned_mode()} on CPU: its Ascend plan is computed here")
+        if self.lazy:
+            self.say("computed on CPU: @lazy_inline, as one graph; a dry run compiles it as written")
         # In mpirun's folder, which goes with it even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="ascend_plan_", dir=os.getenv("PMIX_SERVER_TMPDIR")) as folder:
             with self.as_on_ascend(folder):
@@ -222,6 +225,14 @@ def be_a_cpu(computer):
     context._Context.set_device_target = lambda this, target: set_target(this, "CPU")
     if hasattr(ms, "set_device"):
         ms.set_device = lambda device_target, device_id=None: None
+    names = nn.Cell.cell_init_args
+
+    def name_cell(cell, name):
+        """@lazy_inline names cells that keep a graph of their own; the numbers are the same when all is one graph."""
+        computer.lazy = computer.lazy or name.startswith("lazy_inline_")
+        names.fset(cell, "" if name.startswith("lazy_inline_") else name)
+
+    nn.Cell.cell_init_args = names.setter(name_cell)
     train = Model.train
 
     @functools.wraps(train)

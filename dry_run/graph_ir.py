@@ -22,7 +22,7 @@ PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\
                        re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
 CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second calls what a Partial or a Switch gave
-CALLED = re.compile(r"@(?!Partial\(|FuncUnion\()([^\s(),\]]+)")
+CALLED = re.compile(r"@+(?!Partial\(|FuncUnion\()([^@\s(),\]][^\s(),\]]*)")  # @@: a graph that a graph has returned
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
              "large. MindSpore plans so where the function that is differentiated returns more than its loss "

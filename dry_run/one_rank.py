@@ -44,7 +44,8 @@ def finish():
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
     trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), OPTIMIZERS)
-               for parameter in cell.parameters]
+               for parameter in cell.parameters
+               if not parameter.param_info.is_pipeline_shared_param]  # which an earlier stage trains, and sends
     facts["trained"] = sorted({parameter.name for parameter in trained})
     facts["layerwise"] = sorted({parameter.name for parameter in trained if parameter.layerwise_parallel})
     draft = job.file.with_suffix(".part")

@@ -164,16 +164,17 @@ class Computation:
 
         Returns:
             {(parameter's name, stage, layout, begin of the slice): Parameter} of what the step trains. A parameter
-            that the optimizer's shards cut, or whose layout is interleaved, is left out. With the layout, two networks
-            of one script, cut in two ways, are not taken for each other.
+            that the optimizer's shards cut, or whose layout is interleaved, is left out, and a later stage's unused
+            copy of one that several stages use. With the layout, two networks of one script, cut in two ways, are not
+            taken for each other.
         """
         found = {}
         for name, parameter in self.parameters.items():
             layout = self.plan.layouts.get(name)
-            if not parameter.requires_grad or (layout and (layout[5] or any(
-                    not isinstance(dim, int) for dim in layout[1]))):
+            # A weight of several stages: only the first one's counts, which the others are sent in each step.
+            if not layout or not parameter.requires_grad or parameter.param_info.is_pipeline_shared_param:
                 continue
-            if not layout:
+            if layout[5] or any(not isinstance(dim, int) for dim in layout[1]):
                 continue
             stage, way = self.links.rank // math.prod(layout[0]), (tuple(layout[0]), tuple(layout[1]))
             begin = slice_begin(self.links.rank, layout, layout[2], {})

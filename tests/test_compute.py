@@ -84,7 +84,7 @@ MODES = {"jit": ("semi_auto_parallel", "--jit"), "semi": ("semi_auto_parallel",)
 MODES.update({mode: ("auto_parallel", "--search-mode", mode) for mode in (
     "recursive_programming", "sharding_propagation", "dynamic_programming")})
 MODES.update(adam=("optimizer_shard", "--optimizer", "Adam"), float16=("semi_auto_parallel", "--dtype", "float16"),
-             bfloat16=("semi_auto_parallel", "--dtype", "bfloat16"))
+             bfloat16=("semi_auto_parallel", "--dtype", "bfloat16"), lazy=("semi_auto_parallel", "--lazy"))
 
 
 def check_equal_to_one(output, folder, ranks, one):
@@ -146,6 +146,19 @@ def test_pipeline_equals_one_process(ranks, alone, tmp_path):
     assert np.abs(held(tmp_path, 0)["second.weight"] - parameters["second.weight"]).max() > 1e-3  # not its stage
     if ranks == 2:
         check_plan("pipeline", tmp_path, 1)
+
+
+def test_a_weight_of_both_stages_equals_one_process(tmp_path):
+    """The first stage trains the weight and sends it; the other's copy is no replica of anything."""
+    alone = succeeded(forks.run(SCRIPTS / "tied.py", "alone", tmp_path, cwd=tmp_path))
+    one = held(tmp_path)
+    done = succeeded(compute(4, SCRIPTS / "tied.py", "pipeline", tmp_path, cwd=tmp_path))
+    assert len(losses(alone.output)) == 4
+    for rank in (2, 3):
+        np.testing.assert_allclose(losses(done.output, rank), 2 * np.array(losses(alone.output)), **SAME)
+        assert_same(held(tmp_path, rank), one, ["decoder.middle.weight", "decoder.middle.bias"])
+    for rank in (0, 1):
+        assert_same(held(tmp_path, rank), one, ["decoder.table"])
 
 
 def check_plan(mode, folder, steps):

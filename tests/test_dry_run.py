@@ -475,6 +475,42 @@ def test_collectives_under_a_condition_count_too(dry_run):
         assert sorted(each["op"] for each in rank["collectives"]) == ["AllGather", "AllReduce", "AllReduce"]
 
 
+LAZY = """
+import mindspore as ms
+from mindspore import nn, ops
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.communication.init()
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="data_parallel")
+class Net(nn.Cell):
+    @ms.lazy_inline
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Dense(8, 4)
+    def construct(self, x):
+        return ops.reduce_sum(self.fc(x))
+net = Net()
+step = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9)).set_train()
+step(ms.ops.ones((4, 8), ms.float32))
+"""
+
+
+def test_gradients_of_a_cell_with_lazy_inline_are_counted(dry_run, tmp_path):
+    """Its backward pass is a graph that another graph returns."""
+    (tmp_path / "lazy.py").write_text(LAZY)
+    code, out, err, found = dry_run(4, "0", tmp_path / "lazy.py")
+    assert code == 0, out + err
+    rank, = found["ranks"]
+    assert total(rank, "AllReduce") == rank["trained_bytes"] + 4 == 4 * (8 * 4 + 4) + 4, "and the loss"
+
+
+def test_a_weight_of_two_stages_is_trained_in_the_first(dry_run, tmp_path):
+    script = SCRIPTS.parent / "compute_scripts" / "tied.py"
+    code, out, err, found = dry_run(4, "0,2", script, "pipeline", tmp_path)
+    assert code == 0, out + err
+    assert [[p["name"] for p in rank["parameters"] if p["trained"]] for rank in found["ranks"]] == [
+        ["decoder.table"], ["decoder.middle.weight", "decoder.middle.bias"]]
+
+
 EARLY_ENDS = """
 # IR entry: @main_1
 subgraph @main_1(%para1_x) {

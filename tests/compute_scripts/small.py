@@ -26,6 +26,7 @@ parser.add_argument("--optimizer", choices=("Momentum", "Adam"), default="Moment
 parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
                     help="of the second MatMul")
 parser.add_argument("--jit", action="store_true", help="the step as a function under jit instead of a Cell")
+parser.add_argument("--lazy", action="store_true", help="the network is a graph of its own")
 parser.add_argument("--sliced", action="store_true", help="save checkpoints of slices and the strategy, too")
 parser.add_argument("--load", help="start with this checkpoint, {} is the rank")
 parser.add_argument("--predict", action="store_true", help="run the network alone after training")
@@ -117,6 +118,8 @@ def set_mode(args, rank):
 def make_step(args):
     """The network, and a step of its training."""
     micro_batches = 2 if args.mode == "pipeline" else 1
+    if args.lazy:
+        Net.__init__ = ms.lazy_inline(Net.__init__)
     net = Net(getattr(ms, args.dtype))
     if args.mode == "semi_auto_parallel":
         rows, columns = args.slices
