@@ -126,6 +126,8 @@ def test_the_scripts_own_options(launcher, option, tmp_path):
     (("--table", "none.json"), "--table and --first are for --with table, not for mpirun; leave them out"),
     (("--report", ""), "--report: is empty; name a file or folder, or leave it out"),
     (("--logs=",), "--logs: is empty; name a file or folder, or leave it out"),
+    (("--", "--ckpt-dir", ""), "--ckpt-dir is empty; name a folder, or leave it out (is a variable not set?)"),
+    (("--", "--ckpt-dir="), "--ckpt-dir is empty; name a folder, or leave it out (is a variable not set?)"),
     (("--report", "nowhere/report.json"), "nowhere/report.json cannot be written: No such file or directory; name"),
 ])
 def test_bad_options_are_one_line_before_the_start(given, sentence, script):
@@ -134,6 +136,18 @@ def test_bad_options_are_one_line_before_the_start(given, sentence, script):
     assert sentence in result.output
     assert result.output.count("\n") == 1, result.output
     assert [file.name for file in script.parent.iterdir()] == ["rank.py"]
+
+
+def test_a_home_behind_an_equals_sign_is_the_home(script):
+    """In -- ~/x bash itself writes the home, in --name=~/x it does not."""
+    (script.parent / "home").mkdir()
+    expected = [f"--ckpt-dir={script.parent}/home/ck", "a=~/b"]
+    script.write_text(f"import sys\nprint(sys.argv[1:] == {expected})\n")
+    result = jobs.succeeded(jobs.run(*command(script, "--report=~/report.json", then=("--ckpt-dir=~/ck", "a=~/b")),
+                                     cwd=script.parent, env={**CPU, "HOME": str(script.parent / "home")}))
+    assert result.output.count("True") == 2
+    assert (script.parent / "home" / "report.json").is_file()
+    assert not (script.parent / "~").exists()
 
 
 def test_the_script_must_be_named(tmp_path):

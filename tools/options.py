@@ -137,6 +137,9 @@ def load(file):
 
 def parse(argv):
     """Read the options; args.options are the script's, behind --. Neighbours' modules (args.neighbours) add theirs."""
+    # Users mean their home by --ckpt-dir=~/runs, too, where bash leaves the ~ as it is.
+    argv = [re.sub("(?<==)~(?=/|$)", lambda _: os.path.expanduser("~"), word) if re.match("--[a-z-]+=~", word) else word
+            for word in argv]
     cut = argv.index("--") if "--" in argv else len(argv)
     own, options = argv[:cut], argv[cut + 1:]
     words = next((own[place + 1] for place, word in enumerate(own[:-1]) if word == "--usage"), "").split()
@@ -167,6 +170,8 @@ def parse(argv):
         os.execv(sys.executable, [sys.executable, args.script, "--help"])
     if args.restarts < 0 or (args.restarts and not any(word.startswith("--ckpt-dir") for word in options)):
         parser.error("--restarts takes a whole number, and needs -- --ckpt-dir DIR, where the ranks save")
+    if ("--ckpt-dir", "") in zip(options, options[1:]) or "--ckpt-dir=" in options:
+        parser.error("--ckpt-dir is empty; name a folder, or leave it out (is a variable not set?)")
     if args.memory < 1:
         parser.error(f"--memory takes a number of MB from 1, not {args.memory}")
     if not args.grace >= 0:
