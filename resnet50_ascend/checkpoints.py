@@ -139,8 +139,8 @@ class Checkpoints(Callback):
         Returns how many epochs are done (0: none, or how, args.resume, is None), sets first_step:
         steps done of the next. change may cut {name: Parameter}; dataset passes over what is done.
         """
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            sys.exit(f"{self.folder} cannot be written to; use another --ckpt-dir")
+        if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
+            sys.exit(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         if not how:
             return 0
         for file in self.folder.glob("*.ckpt"):

@@ -366,8 +366,12 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "ck" / "rank_1").mkdir(mode=0o555)
     second = jobs.run(*jobs.AS_USER, "bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
     assert second.code == 1
-    assert "ck/rank_1 cannot be written to; use another --ckpt-dir" in second.output
+    assert "ck/rank_1 cannot be read or written to; use another --ckpt-dir" in second.output
     assert "[rank 1] Traceback" not in result.output + second.output  # rank 0 may notice in the middle of a step
+    (tmp_path / "ck" / "rank_0").chmod(0o333)
+    third = jobs.run(*jobs.AS_USER, jobs.PYTHON, LESSON / "train.py", "--ckpt-dir", "ck", "--resume", cwd=tmp_path)
+    assert (third.code, third.output.splitlines()[-1]) == (
+        1, "ck/rank_0 cannot be read or written to; use another --ckpt-dir")
 
 
 # As os.sysconf answers where cached files fill the memory: the first `sys.argv[1]` times nothing at all is free.
