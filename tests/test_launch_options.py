@@ -150,6 +150,20 @@ def test_a_home_behind_an_equals_sign_is_the_home(script):
     assert not (script.parent / "~").exists()
 
 
+def test_a_second_start_leaves_a_job_in_the_background_alone(script):
+    log, inside = script.parent / "device" / "train.log", ("--in", "device")
+    with jobs.Job(*command(script, *inside, "--background", then=("sleep",)), cwd=script.parent, env=CPU) as job:
+        deadline = time.monotonic() + 30 * jobs.PATIENCE
+        while not log.is_file() or log.read_text().count("sleeping") < 2:
+            assert time.monotonic() < deadline, job.output()
+            time.sleep(0.1)
+        second = launch(script, *inside)
+        assert (second.code, second.output) == (2, "ranks.py: device is the folder of a job that runs on this machine; "
+                                                   "wait for its end, or start in another folder\n")
+        assert (script.parent / "device" / "train.pid").is_file()
+    jobs.succeeded(launch(script, *inside))
+
+
 def test_the_script_must_be_named(tmp_path):
     result = jobs.run(jobs.PYTHON, ENTRY, "-n", 2, cwd=tmp_path)
     assert result.code == 2

@@ -4,7 +4,6 @@ look() raises ValueError with one sentence for what cannot work, and prints one 
 """
 
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -137,13 +136,13 @@ def look_at_disks(args, warn):
             if moved := [name for name in logs if {Path(os.path.abspath(name))} & {whole, *whole.parents}]:
                 raise ValueError(f"--ckpt-dir {path} is in {moved[0]}, the folder of the logs, which each start moves "
                                  "aside; name another one")
-            key = hashlib.sha256(os.path.realpath(whole).encode(errors="surrogateescape")).hexdigest()
             try:
                 os.makedirs(whole, exist_ok=True)
             except OSError as error:
                 raise ValueError(f"--ckpt-dir {path} cannot be made ({error.strerror}); name another one") from None
             # a job has one rank 0, but a launcher on each of its machines, which may share a disk
-            if not (linux.take(f"ranks save {args.local[0]} {key}") and (args.local[0] or linux.take_folder(whole))):
+            first = args.local[0]
+            if not (linux.take(f"ranks save {first} {linux.key_of(whole)}") and (first or linux.take_folder(whole))):
                 raise ValueError(f"--ckpt-dir {path} is that of a job that runs on this machine; wait for its end, or "
                                  "name another one")
         free = shutil.disk_usage(place).free

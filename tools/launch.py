@@ -624,6 +624,9 @@ def cut_logs(args):
 
 def go_inside(args):
     """With --in: make that folder, work there, write all lines to train.log, too; in the background if wanted."""
+    if not linux.take("in " + linux.key_of(args.inside)):  # moved aside, its train.pid would be found no more
+        raise ValueError(f"{args.inside} is the folder of a job that runs on this machine; wait for its end, or start "
+                         "in another folder")
     new_folders(args, [args.inside])
     os.chdir(args.inside)
     about = f"start training on {args.target}, {args.n} ranks"

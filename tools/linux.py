@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import signal
 import socket
@@ -41,6 +42,11 @@ def take(name):
         return error.errno != errno.EADDRINUSE
     TAKEN.append(taken)
     return True
+
+
+def key_of(path):
+    """A path for take(), whatever its length."""
+    return hashlib.sha256(os.path.realpath(path).encode(errors="surrogateescape")).hexdigest()
 
 
 def take_folder(path):
