@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -135,18 +134,7 @@ def choose_port(args, launch):
 
 def await_others(args, launch):
     """Wait for the scheduler of the machine with rank 0; ends this program if it does not come."""
-    where, seconds = args.scheduler, int(args.wait)
-    if not where:
-        return
-    at = "{}:{}".format(*where)
-    if not launch.listens(where):
-        launch.say(f"{args.name}: waiting for the scheduler at {at}; run_cluster.sh with RANK_START 0 starts it")
-    deadline = time.monotonic() + seconds
-    while not launch.listens(where):
-        if time.monotonic() > args.deadline:
-            args.timed_out = True
-            sys.exit(1)
-        if time.monotonic() > deadline:
-            sys.exit(f"{args.name}: no scheduler at {at} after {seconds} s; start run_cluster.sh with RANK_START 0 on "
-                     "the first server, with the same MS_SCHED_HOST and MS_SCHED_PORT")
-        time.sleep(0.5)
+    if args.scheduler:
+        starter = "run_cluster.sh with RANK_START 0"
+        launch.await_scheduler(args, args.scheduler, starter, f"start {starter} on the first server, with the same "
+                               "MS_SCHED_HOST and MS_SCHED_PORT")

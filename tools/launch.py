@@ -59,7 +59,26 @@ say = SPEECH.say
 def listens(address):
     """Does anybody listen on (host, port)?"""
     with socket.socket() as probe:
+        probe.settimeout(2)  # a firewall may answer nothing
         return probe.connect_ex(address) == 0
+
+
+def await_scheduler(args, address, starter, remedy):
+    """Wait for MindSpore's scheduler on (host, port), --wait seconds at most; ends this program if it does not come.
+
+    starter and remedy are for people: what starts it, and what to do where it does not come.
+    """
+    at, deadline, waits = "{}:{}".format(*address), time.monotonic() + int(args.wait), False
+    while not listens(address):
+        if not waits:
+            waits = True
+            say(f"{args.name}: waiting for the scheduler at {at}; {starter} starts it")
+        if time.monotonic() > args.deadline:
+            args.timed_out = True
+            sys.exit(1)
+        if time.monotonic() > deadline:
+            sys.exit(f"{args.name}: no scheduler at {at} after {args.wait} s; {remedy}")
+        time.sleep(0.5)
 
 
 def free_port():

@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import socket
-import sys
-import time
 from pathlib import Path
 
 import check_hosts
@@ -171,32 +169,12 @@ def prepare_msrun(args, launch):
     first = args.n // nodes * int(rank)
     args.meeting = address, int(args.master_port) + 1, list(range(0, args.n, args.n // nodes))  # with --restarts
     if not here and not args.restarts:
-        await_master(args)
+        launch.await_scheduler(args, (address, int(args.master_port)), "--node-rank 0", f"start {args.name} with "
+                               f"--node-rank 0 on {address}, and let its firewall pass that port")
     args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{rank}"
     args.command = [f"--node_rank={rank}", f"--master_addr={address}",
                     f"--master_port={args.master_port}",
                     f"--cluster_time_out={int(args.wait) + launch.GIVES_UP_SOONER}"]
-
-
-def await_master(args):
-    """Wait for the scheduler of the first machine; end with exit code 1 where it does not come."""
-    address, port = args.master_addr, int(args.master_port)
-    deadline, said = time.monotonic() + int(args.wait), False
-    while time.monotonic() < min(deadline, args.deadline):
-        with socket.socket() as probe:
-            probe.settimeout(2)
-            if probe.connect_ex((address, port)) == 0:
-                return
-        if not said:
-            said = True
-            print(f"{args.name}: waiting for the scheduler at {address}:{port}; --node-rank 0 starts it", flush=True)
-        time.sleep(0.5)
-    if time.monotonic() > args.deadline:
-        args.timed_out = True
-        sys.exit(1)
-    print(f"{args.name}: no scheduler at {address}:{port} after {args.wait} s; start {args.name} "
-          f"with --node-rank 0 on {address}, and let its firewall pass that port", file=sys.stderr)
-    sys.exit(1)
 
 
 # -------------------------------------------------------------------------------- after a failure
