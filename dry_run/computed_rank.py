@@ -55,6 +55,7 @@ class Computer:
         self.replicas, self.slices = {}, Slices()
         self.joined = False  # does the script leave it to this program to connect the ranks?
         self.lazy = False  # has it a cell with @lazy_inline?
+        self.refusal = None  # what MindSpore raised where it could not plan a graph
         self.said = set()
 
     def say(self, line):
@@ -102,7 +103,11 @@ class Computer:
         # In mpirun's folder, which goes with it even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="ascend_plan_", dir=os.getenv("PMIX_SERVER_TMPDIR")) as folder:
             with self.as_on_ascend(folder):
-                done = compile_graph(executor, obj, *arguments)
+                try:
+                    done = compile_graph(executor, obj, *arguments)
+                except Exception as error:
+                    self.refusal = error
+                    raise
             model = executor.get_func_graph_proto(phase, "mind_ir", False)
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
@@ -317,12 +322,17 @@ def flush():
             stream.flush()
 
 
-def show(error, rank):
-    """A plan that cannot be computed is one sentence; other errors are the script's."""
+def show(error, rank, refusal=None):
+    """What cannot be planned (refusal: MindSpore's error) or computed is a sentence; other errors are the script's."""
     cause = error
     while cause is not None and not isinstance(cause, PlanError):
         cause = cause.__cause__ or cause.__context__
-    if cause is None:
+    if error is refusal:
+        about = graph_ir.describe(error, (str(Path(__file__).parent), "<"))
+        print(f"compute.py: MindSpore cannot plan this for Ascend (its own lines above, if any, say more): "
+              f"{about['type']}: {about['message']}\n{about['file']}:{about['line']}: {about['code']}", file=sys.stderr,
+              flush=True)
+    elif cause is None:
         traceback.print_exception(type(error), error, error.__traceback__)
     elif cause.by_all and rank != 0:
         time.sleep(2)  # mpirun ends all ranks with the first: let rank 0 tell it
@@ -354,7 +364,7 @@ def main(script, args):
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
-        show(error, computer.links.rank if computer.links else 0)
+        show(error, computer.links.rank if computer.links else 0, computer.refusal)
         code = 1
     finish_writing(alone=bool(code))
     leave(computer, code)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import os
 import re
+import traceback
+from pathlib import Path
 from typing import NamedTuple
 
 BYTES = {"Bool": 1, "Int4": 1, "Int8": 1, "UInt8": 1, "Int16": 2, "UInt16": 2, "Float16": 2, "BFloat16": 2,
@@ -144,6 +146,28 @@ def users_frame(stack, own):
     others = ("<frozen", os.path.dirname(os.__file__), *own)
     return next((frame for frame in reversed(stack)
                  if "-packages/" not in frame.filename and not frame.filename.startswith(others)), None)
+
+
+def user_frame(error, own):
+    """The innermost line of the user's files that led to an exception, (file, line, text); own: as in users_frame()."""
+    if isinstance(error, SyntaxError):
+        return error.filename, error.lineno, (error.text or "").strip()
+    frame = users_frame(traceback.extract_tb(error.__traceback__), own)
+    return (frame.filename, frame.lineno, frame.line) if frame else ("", 0, "")
+
+
+def describe(error, own):
+    """What a person needs of an exception: its first paragraph and the user's line."""
+    text = str(error)
+    file, line, code = user_frame(error, own)
+    places = [place for place in SOURCE.findall(re.sub(r"\n(# \d+ )?In file", "\n# In file", text))
+              if "-packages/" not in place[0]]
+    if places:  # a line of the network says more than the call of train(); numbered, the innermost is the last
+        file, line = places[-1 if "\n# 0 In file" in text else 0]
+        line = int(line)
+        code = Path(file).read_text(errors="replace").splitlines()[line - 1].strip() if Path(file).is_file() else ""
+    return {"type": type(error).__name__, "message": text.partition("\n\n---")[0].strip(), "file": file,
+            "line": line, "code": code}
 
 
 def read(path):

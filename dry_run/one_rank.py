@@ -39,7 +39,7 @@ FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that 
 def finish():
     """Write the facts and end at once: MindSpore's own end would wait for devices."""
     if job.failed and not facts["error"]:
-        facts["error"] = describe(job.failed)
+        facts["error"] = graph_ir.describe(job.failed, OWN)
     facts["graphs"] = facts["graphs"] or facts["evaluated"]
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
@@ -152,27 +152,6 @@ def note_groups(manager):
     manager.create_group = create_and_note
 
 
-def user_frame(error):
-    """The innermost line of the user's own files that led to an exception, as (file, line, text)."""
-    if isinstance(error, SyntaxError):
-        return error.filename, error.lineno, (error.text or "").strip()
-    frame = graph_ir.users_frame(traceback.extract_tb(error.__traceback__), OWN)
-    return (frame.filename, frame.lineno, frame.line) if frame else ("", 0, "")
-
-
-def describe(error):
-    """What a person needs of an exception: its first paragraph and the user's line."""
-    text = str(error)
-    file, line, code = user_frame(error)
-    for place in graph_ir.SOURCE.finditer(text.replace("\nIn file", "\n# In file")):
-        if "-packages/" not in place.group(1):  # a line of the network says more than the call of train()
-            file, line = place.group(1), int(place.group(2))
-            code = Path(file).read_text(errors="replace").splitlines()[line - 1].strip() if Path(file).is_file() else ""
-            break
-    return {"type": type(error).__name__, "message": text.partition("\n\n---")[0].strip(), "file": file,
-            "line": line, "code": code}
-
-
 def feed_nothing():
     """With data sink a pipeline would fill a queue that nobody empties, and a thread wait for it without rest."""
     transfer = datasets.TransferDataset
@@ -245,12 +224,12 @@ def run(file, graphs, options):
         # After a graph has run, an exit code judges numbers, and none are computed here.
         if stop.code not in (None, 0) and not facts["graphs"]:
             facts["error"] = {"type": "SystemExit", "message": f"the script ended itself with {stop.code!r}",
-                              **dict(zip(("file", "line", "code"), user_frame(stop)))}
+                              **dict(zip(("file", "line", "code"), graph_ir.user_frame(stop, OWN)))}
     except BaseException as error:  # noqa: BLE001 - whatever a user's script raises is what we report
         traceback.print_exc()
         judges = runs and isinstance(error, (ArithmeticError, AssertionError))  # numbers, too
         if error is job.failed or not judges:
-            facts["error"] = describe(error)
+            facts["error"] = graph_ir.describe(error, OWN)
     finally:
         os._exit = REALLY_EXIT
     finish()

@@ -589,7 +589,7 @@ def test_a_compilation_that_fails_where_the_script_catches_it(dry_run, tmp_path)
     (tmp_path / "caught.py").write_text(CAUGHT)
     code, out, err, _ = dry_run(2, "0", tmp_path / "caught.py")
     assert code == 1, out + err
-    assert "Rank 0 FAILED" in out and "MatMul" in out
+    assert "Rank 0 FAILED" in out and "caught.py:9: return ops.MatMul()(x, x)\n" in out
     assert not list(tmp_path.rglob("graph_cache")), "the next run would see no graph"
 
 

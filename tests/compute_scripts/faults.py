@@ -24,9 +24,12 @@ class Net(nn.Cell):
         super().__init__()
         self.fault = fault
         self.matmul = ops.MatMul().shard(((1, 2), (2, 1)))
+        self.thirds = ops.ReLU().shard(((1, 3),))
         self.weight = ms.Parameter(Tensor(np.ones((8, 8)), ms.float32))
 
     def construct(self, x):
+        if self.fault == "unplannable":
+            x = self.thirds(x)
         if self.fault == "control_flow":
             while x.sum() < 100:
                 x = x * 2
