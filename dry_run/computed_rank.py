@@ -330,8 +330,9 @@ def show(error, rank, refusal=None):
     if error is refusal:
         about = graph_ir.describe(error, (str(Path(__file__).parent), "<"))
         print(f"compute.py: MindSpore cannot plan this for Ascend (its own lines above, if any, say more): "
-              f"{about['type']}: {about['message']}\n{about['file']}:{about['line']}: {about['code']}", file=sys.stderr,
-              flush=True)
+              f"{about['type']}: {about['message']}", file=sys.stderr)
+        if about["file"]:
+            print(f"{about['file']}:{about['line']}: {about['code']}", file=sys.stderr, flush=True)
     elif cause is None:
         traceback.print_exception(type(error), error, error.__traceback__)
     elif cause.by_all and rank != 0:

@@ -163,8 +163,8 @@ def describe(error, own):
     places = [place for place in SOURCE.findall(re.sub(r"\n(# \d+ )?In file", "\n# In file", text))
               if "-packages/" not in place[0]]
     if places:  # a line of the network says more than the call of train(); numbered, the innermost is the last
-        file, line = places[-1 if "\n# 0 In file" in text else 0]
-        line = int(line)
+        file, number = places[-1 if "\n# 0 In file" in text else 0]
+        line = int(number)
         code = Path(file).read_text(errors="replace").splitlines()[line - 1].strip() if Path(file).is_file() else ""
     return {"type": type(error).__name__, "message": text.partition("\n\n---")[0].strip(), "file": file,
             "line": line, "code": code}
