@@ -424,8 +424,8 @@ def unlike_replicas(replicas, links):
         if not far <= 1e-5 * max(1.0, abs(first).max()):
             return (f"after the last step the ranks {meeting.spell(held)} hold different values of {key[0]!r} (up to "
                     f"{far:.3g} apart), which they should hold alike: a gradient was not reduced over all of them, the "
-                    "step takes a number of each rank's own slices (a norm; use ops.clip_by_global_norm), or they did "
-                    "not start alike (ms.set_seed)")
+                    "step takes a number of each rank's own slices (a norm: use ops.clip_by_global_norm; nn.AdaFactor "
+                    "takes means), or they did not start alike (ms.set_seed)")
     return None
 
 
