@@ -1,5 +1,6 @@
 """How jobs end and start again: TERM saves first, Ctrl-C upon Ctrl-C leaves nothing, restarts with every launcher."""
 
+import json
 import os
 import re
 import select
@@ -474,6 +475,28 @@ def test_who_ends_one_server_ends_both(tmp_path):
         os.kill(second.process.pid, signal.SIGTERM)
         assert [job.finish().code for job in (first, second)] == [143, 143]
         assert "restart" not in first.output() + second.output()
+        assert ("ranks.py: the ranks from 2 on, on another server, were ended there, by a signal or the --time-limit, "
+                "with exit code 143; see there\n") in first.output()
+
+
+def test_a_time_limit_of_one_server_is_told_by_the_other(tmp_path):
+    (options, others), env = two_servers(tmp_path)
+    script = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
+    with start(tmp_path, script, 4, "--time-limit", "4s", *options, env=env) as first, \
+            start(tmp_path, script, 4, "--report", "report.json", *others, env=env) as second:
+        assert [job.finish().code for job in (first, second)] == [124, 124]
+        told = "the ranks from 0 on, on another server, were ended there"
+        assert told in second.output()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["ended_by"], told in report["first_failure"]["why"]) == (None, True)
+
+
+def test_servers_that_start_again_wait_as_long_as_they_are_told(tmp_path):
+    (options, _), env = two_servers(tmp_path)
+    with start(tmp_path, "", 4, "--wait", 2, *options, env=env) as job:
+        result = job.finish(20)
+    assert result.code == 2, result.output
+    assert "no launcher of the other servers within 2 s (--wait) at 127.0.0.1:" in result.output
 
 
 HANGS = """import os, time

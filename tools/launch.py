@@ -698,8 +698,11 @@ def run(args):
             args.jobs.remove(job)  # what counts is how the one before has ended
             break
         if servers:
-            servers.tell(code=code, stopped=bool(job.stopped))
+            servers.tell(code=job_report.TIMED_OUT if args.timed_out else code, stopped=bool(job.stopped))
         if job.stopped:
+            if job.reason:  # another server's
+                args.failure = {"rank": None, "host": None, "exit_code": code, "why": job.reason}
+                say(f"{args.name}: {job.reason}", sys.stderr)
             say_what_is_saved(args)
             return code
         code = code if code or job.ranks else 1

@@ -30,9 +30,9 @@ def look(ranks, mpirun, warn):
     name = next((name for name in ("TMPDIR", "TEMP", "TMP") if name in os.environ), "")  # in Open MPI's order
     place = os.getenv(name, "/tmp")
     if not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
-        raise ValueError(f"{name or 'the folder for temporary files'} is {place}, which is no folder where you may "
-                         f"write, and mpirun needs one; {f'unset {name}, or name' if name else 'set TMPDIR to'} "
-                         "another one")
+        raise ValueError(f"{name or 'the folder for temporary files'} is {place or 'empty'}, which is no folder where "
+                         "you may write, and mpirun needs one; "
+                         f"{f'unset {name}, or name' if name else 'set TMPDIR to'} another one")
     look_at_disk(place, ranks, MPIRUNS_FILES, "mpirun's own files", "set TMPDIR to another folder")  # it would hang
 
 

@@ -225,14 +225,16 @@ def blame_others(args, job, code):
             ("This node is extra or rank id exceeds" in said,
              f"{first}, has started fewer ranks than {args.n}: all need the same number, and the same rank table"),
             ("Repeated registration node" in said,
-             f"{me} was typed twice, or another job meets at port {port - 1}, too: give each job a port of its own"),
+             f"{me} was typed twice, or other machines were told another number of ranks, or another job meets at port "
+             f"{port - 1}, too: give each job a port of its own"),
             (code == 143 and gone,  # MindSpore ends ranks by signal 15 when others are gone
              "no answer any more from " + ", ".join(f"rank {each} on {machine_of(each)}" for each in gone)
              + ": it failed, or its network did"),
             (code == 143 and own != 0,
-             f"no answer any more from {first}: its ranks failed, or the network did"),
+             f"no answer any more from {first}: its ranks failed, the network did, or somebody sent TERM here"),
             ("processes in the cluster are not successfully spawned" in said,
-             f"not all machines have joined within {args.wait} s (--wait): start {args.name} on {all_of_them}")):
+             f"not all machines have joined within {args.wait} s (--wait): start {args.name} on {all_of_them}, all "
+             f"with N = {args.n}")):
         if wrong:
             return (f"{reason}. So the ranks of {here}, {own} to {args.local[-1]}, were ended, exit code {code}. "
                     f"{where} the logs there")

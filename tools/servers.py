@@ -12,20 +12,22 @@ import socket
 import time
 
 
+ENDS_WITHIN = 120  # s
+
+
 class Servers:
     """The other servers of a job.
 
     Args:
-        args: of the launcher; args.meeting is (address, port, first ranks of all servers), args.local[0] this one's.
+        args: of the launcher; args.meeting is (address, port, first ranks of all servers), args.local[0] this one's;
+            args.wait, seconds, how long the servers wait for each other.
         say: prints a line.
     """
-
-    PATIENCE = 120  # seconds that servers wait for each other
 
     def __init__(self, args, say):
         self.host, self.port, self.all = args.meeting
         self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
-        self.door, self.asked = None, None
+        self.door, self.asked, self.patience = None, None, int(args.wait)
         if self.port > 65535:
             raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
                              "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
@@ -43,13 +45,13 @@ class Servers:
         Raises:
             ValueError: they did not come.
         """
-        self.links, deadline, said = {}, time.monotonic() + self.PATIENCE, False
+        self.links, deadline, said = {}, time.monotonic() + self.patience, False
         while not self.complete():
             job.look_at_the_clock()
             if job.signalled():
                 return
             if time.monotonic() > deadline:
-                raise ValueError(f"no launcher of the other servers within {self.PATIENCE} s at {self.host}:"
+                raise ValueError(f"no launcher of the other servers within {self.patience} s (--wait) at {self.host}:"
                                  f"{self.port}; start it on each of them, with the same number of --restarts")
             self.let_in() if self.door else self.call_on()
             if not said and not self.complete():
@@ -57,6 +59,7 @@ class Servers:
                                     f"{self.port}")
         for link in self.links.values() if self.door else ():
             link.sendall(b"go\n")
+        self.patience = max(self.patience, ENDS_WITHIN)  # before a restart each has its own ranks to end
 
     def complete(self):
         return len(self.links) == (len(self.all) - 1 if self.door else 1)
@@ -103,8 +106,9 @@ class Servers:
         sentence = f"the launcher of the ranks from {first} on has vanished"
         with contextlib.suppress(OSError, ValueError):
             said.update(json.loads(link.recv(999)))
-            sentence = (f"the ranks from {said['first']} on, on another server, ended with exit code {said['code']}; "
-                        "see there")
+            sentence = (f"the ranks from {said['first']} on, on another server, " + (
+                "were ended there, by a signal or the --time-limit," if said["stopped"] else "ended") +
+                f" with exit code {said['code']}; see there")
         link.close()
         if self.door and said["code"]:
             self.tell(**said)
