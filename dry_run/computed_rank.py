@@ -34,7 +34,7 @@ from layouts import Slices, parameters_of
 from modes import (
     NewOptimizer,
     decides_while_it_runs,
-    leaves_undivided,
+    notes_of,
     nothing_compiled,
     optimizer_alone,
     pipeline_by_hand,
@@ -116,7 +116,7 @@ class Computer:
                 raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)
             planned = "".join(map(graph_ir.read, Path(folder).rglob("*step_parallel_end_*.ir")))
-            found.undivided = leaves_undivided(text, planned, layouts)
+            found.notes = notes_of(text, planned, layouts)
             # Now: the class AutoParallel takes its settings back after a compilation.
             found.stages, found.slices = ms.get_auto_parallel_context("pipeline_stages"), slices_of_arguments()
         keep = os.environ.get("COMPUTE_KEEP")
@@ -145,6 +145,9 @@ class Computer:
                      "alone; call it before the network is built")
         elif size > 1 and not self.computations:
             wrong = nothing_compiled()
+            if ms.get_auto_parallel_context("parallel_mode") == "stand_alone":
+                self.say("compute.py: the script asks for no parallel mode (set_auto_parallel_context), so no plan was "
+                         "computed: the ranks share what the script itself has them exchange")
         if wrong:
             show(PlanError(wrong, by_all=True), int(os.environ["OMPI_COMM_WORLD_RANK"]))
             return 1

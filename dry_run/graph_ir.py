@@ -26,10 +26,6 @@ NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
 CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second calls what a Partial or a Switch gave
 CALLED = re.compile(r"@+(?!Partial\(|FuncUnion\()([^@\s(),\]][^\s(),\]]*)")  # @@: a graph that a graph has returned
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
-UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
-             "large. MindSpore plans so where the function that is differentiated returns more than its loss "
-             "(has_aux=True, or a tuple): return the loss alone; and where the loss is the mean of "
-             "nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
 
 
 class Collective(NamedTuple):

@@ -11,6 +11,14 @@ WANTED = ("in {} a network must be compiled, together with its optimizer, and {}
           "default, it runs operator by operator, and nobody cuts it or reduces its gradients. Call "
           "mindspore.set_context(mode=mindspore.GRAPH_MODE), and train by Model.train or nn.TrainOneStepCell")
 
+UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
+             "large. MindSpore plans so where the function that is differentiated returns more than its loss "
+             "(has_aux=True, or a tuple): return the loss alone; and where the loss is the mean of "
+             "nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
+OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
+             "does not find the parameters of these gradients, as where two gradients were added up before; "
+             "differentiate the sum of the losses once")
+
 
 def planned_mode():
     """The parallel mode, if it is one that cuts a network; else ""."""
@@ -55,19 +63,25 @@ def nothing_compiled():
     return WANTED.format(planned_mode(), "nothing is") if pynative else ""
 
 
-def leaves_undivided(text, planned, layouts):
-    """Does a graph add up gradients and never divide them, as MindSpore does for the gradients of a common loss?
+def notes_of(text, planned, layouts):
+    """What is wrong with the numbers of a graph, presumably on cards, too, as a list of sentences.
 
-    It does so by _VirtualDiv (parallel/step_parallel.cc). gradients_mean divides, too, but no gradients of slices.
+    Gradients of a common loss are divided by _VirtualDiv (parallel/step_parallel.cc); gradients_mean divides, too, but
+    no gradients of slices. Norms of slices are added up by a collective of its own.
 
     Args:
         text: the graph `validate` as text.
         planned: the graph `step_parallel_end`, in which nothing has been computed in advance, or "".
         layouts: those of the parameters, by name.
     """
-    if not planned or "(Gradients/" not in text or "_VirtualDiv" in planned:
-        return False
-    if not planned_mode() or ms.get_auto_parallel_context("pipeline_stages") > 1:
-        return False
-    cut = any(dim != -1 for layout in layouts.values() for dim in layout[1])
-    return cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean"))
+    if not planned_mode():
+        return []
+    cut, notes = any(dim != -1 for layout in layouts.values() for dim in layout[1]), []
+    if (cut or any(layout[5] for layout in layouts.values())) and "_ClipByGlobalNorm(" in text and (
+            "PARALLEL_GLOBALNORM" not in text):
+        notes.append(OWN_NORMS)
+    if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
+            and ms.get_auto_parallel_context("pipeline_stages") == 1
+            and (cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean")))):
+        notes.append(UNDIVIDED)
+    return notes

@@ -24,11 +24,11 @@ from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
-from modes import OPTIMIZERS, leaves_undivided, optimizer_alone, pipeline_by_hand
+from modes import OPTIMIZERS, notes_of, optimizer_alone, pipeline_by_hand
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "network": False,
-         "undivided": False, "error": None}
+         "notes": [], "error": None}
 outputs, runs = {}, {}  # of each graph, by its phase
 slices = Slices()
 REALLY_EXIT = os._exit
@@ -113,7 +113,7 @@ def watch(executor):
                 facts["evaluated" if job.evaluating else "graphs"].append(str(path))
                 facts["network"] = facts["network"] or not issubclass(type(obj), OPTIMIZERS)
                 text = graph_ir.read(path)
-                facts["undivided"] |= leaves_undivided(text, planned, layouts)
+                facts["notes"] += notes_of(text, planned, layouts)
                 outputs[phase] = graph_ir.parse(text).output
         facts["layouts"].update(layouts)
         rank = ms.communication.get_rank() if GlobalComm.INITED else 0

@@ -79,7 +79,7 @@ class Plan:
     layouts: dict           # as MindSpore gives them, by parameter
     text: str               # the same graph, as MindSpore writes it for people, where the user's lines stand
     counts: dict = dataclasses.field(default_factory=dict)  # how many operators of each kind there are
-    undivided: bool = False  # does it add up gradients and never divide them by the number of ranks?
+    notes: list = dataclasses.field(default_factory=list)  # what is wrong with its numbers: modes.notes_of()
     stages: int = 1         # of a pipeline
     slices: object = None   # in how many slices the ranks bring the arguments; see modes.slices_of_arguments()
 

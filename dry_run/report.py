@@ -25,7 +25,7 @@ def rank_facts(rank, rank_size, facts, log):
         A dict for the JSON report; `error` is None when the rank compiled.
     """
     about = {"rank": rank, "compiled": False, "error": None, "stage": 0, "parameters": [],
-             "parameter_bytes": 0, "trained_bytes": 0, "collectives": [], "gradients_undivided": False}
+             "parameter_bytes": 0, "trained_bytes": 0, "collectives": [], "notes": []}
     if facts is None:
         about["error"] = {"type": "", "message": "the process ended without a word", "file": "", "line": 0,
                           "code": "", "reasons": []}
@@ -38,7 +38,7 @@ def rank_facts(rank, rank_size, facts, log):
             reasons.append(log.splitlines()[-1])
         about["error"] = {**error, "reasons": list(dict.fromkeys(reasons))[:3]}
         return about
-    about["compiled"], about["gradients_undivided"] = True, facts["undivided"]
+    about["compiled"], about["notes"] = True, sorted(set(facts["notes"]))
     graphs = [graph_ir.parse(graph_ir.read(Path(path))) for path in facts["graphs"]]
     for graph in graphs:
         for collective in graph.collectives:
@@ -233,8 +233,8 @@ def text(report):
         lines.append("")
     for fault in report["faults"]:
         lines.append(f"FAULT {fault['text']}" + (f"\n      {fault['source']}" if fault["source"] else ""))
-    if any(about["gradients_undivided"] for about in report["ranks"]):
-        lines += [f"NOTE {graph_ir.UNDIVIDED}", ""]
+    for note in sorted({note for about in report["ranks"] for note in about["notes"]}):
+        lines += [f"NOTE {note}", ""]
     bad = [about["rank"] for about in report["ranks"] if about["error"]]
     count = len(report["faults"])
     lines.append(f"{len(report['ranks']) - len(bad)} of {len(report['ranks'])} ranks compiled"

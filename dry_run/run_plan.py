@@ -16,7 +16,6 @@ from mindspore.ops.primitive import _run_op
 
 import meeting
 from collectives import AT_END, to_array, to_tensor
-from graph_ir import UNDIVIDED
 from layouts import slice_begin
 from plan import MONAD, PlanError, where
 
@@ -329,11 +328,16 @@ class Computation:
     def compare(self, arguments):
         """In the first step: do all ranks bring the same batch, or the same slice of it, where they should?"""
         slices = self.plan.slices if isinstance(self.plan.slices, tuple) else (self.plan.slices,) * len(arguments)
-        if not (any(slices) and self.parameters):  # a graph without parameters puts slices together, to save
+        own = self.plan.stages == 1 and not any(slices)
+        if not (any(slices) or own) or not self.parameters:  # without parameters a graph puts slices together, to save
             return
         ranks = self.links.rank_size // self.plan.stages
         everyone = self.links.share([hashlib.sha256(to_array(argument).tobytes()).digest() for argument in arguments
                                      if isinstance(argument, Tensor)])
+        if own and self.links.rank == 0 and everyone.count(everyone[0]) == ranks > 1 and any(
+                len(np.unique(to_array(argument))) > 1 for argument in arguments if isinstance(argument, Tensor)):
+            print("computed on CPU: all ranks bring the same batch, where each should bring its own (dataset_strategy="
+                  f"\"data_parallel\"): give the data set num_shards={ranks} and shard_id=rank", flush=True)
         slices = [count for argument, count in zip(arguments, slices) if isinstance(argument, Tensor)]
         for number, count in enumerate(slices):
             if not count or ranks % count:
@@ -373,8 +377,8 @@ class Computation:
                           "number of parameters or gradients that are cut, such as a norm, it is each rank's own",
                           flush=True)
                     return
-        if mine and self.links.rank == 0 and self.plan.undivided:
-            print(f"computed on CPU: {UNDIVIDED}", flush=True)
+        for note in self.plan.notes if mine and self.links.rank == 0 else ():
+            print(f"computed on CPU: {note}", flush=True)
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""
@@ -425,7 +429,7 @@ def unlike_replicas(replicas, links):
             return (f"after the last step the ranks {meeting.spell(held)} hold different values of {key[0]!r} (up to "
                     f"{far:.3g} apart), which they should hold alike: a gradient was not reduced over all of them, the "
                     "step takes a number of each rank's own slices (a norm: use ops.clip_by_global_norm; nn.AdaFactor "
-                    "takes means), or they did not start alike (ms.set_seed)")
+                    "takes means), or they did not start alike (ms.set_seed), or have another learning rate")
     return None
 
 

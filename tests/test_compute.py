@@ -297,6 +297,37 @@ net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_i
 TOO_LARGE = "does not divide them by their number, so they are too large"
 
 
+def test_a_norm_of_each_ranks_own_slices_is_told(tmp_path):
+    told, found = "takes the norm of each rank's own slices, not of all", {}
+    for how in ("added", "at_once"):
+        done = succeeded(compute(2, SCRIPTS / "norms.py", how, cwd=tmp_path))
+        assert done.output.count(told) == (how == "added")
+        found[how] = [float(loss) for loss in re.findall(r"loss is (\S+)", done.output)]
+    assert found["added"][0] == pytest.approx(found["at_once"][0])
+    assert abs(found["added"][-1] - found["at_once"][-1]) > 1e-3, "the note is right"
+
+
+BATCHES = ALONE_OR_CUT + """
+import sys
+ms.set_auto_parallel_context(dataset_strategy="data_parallel")
+x = np.random.default_rng(ms.communication.get_rank() if sys.argv[1] == "own" else 1).random((4, 8), np.float32)
+step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params())).set_train()
+step(Tensor(x), Tensor(x[:, :4]))
+"""
+
+
+@pytest.mark.parametrize(("batch", "told"), [
+    ("same", 'all ranks bring the same batch, where each should bring its own (dataset_strategy="data_parallel"): give '
+             "the data set num_shards=2 and shard_id=rank"), ("own", ""), ("no mode", "asks for no parallel mode")])
+def test_one_batch_for_all_and_a_forgotten_mode_are_told(batch, told, tmp_path):
+    mode = 'parallel_mode="semi_auto_parallel", '
+    (tmp_path / "net.py").write_text(BATCHES.replace(mode, "") if batch == "no mode" else BATCHES)
+    done = succeeded(compute(2, "net.py", batch, cwd=tmp_path))
+    assert told in done.output
+    assert ("same batch" in done.output) == (batch == "same")
+    assert ("no plan was computed" in done.output) == (batch == "no mode")
+
+
 def check_losses_of_one_process(done, folder, steps):
     """Two computed ranks of net.py, which begins with ALONE_OR_CUT, have printed the losses of one process."""
     alone = re.findall(r"loss (\S+)$", succeeded(forks.run(folder / "net.py", cwd=folder)).output, re.MULTILINE)

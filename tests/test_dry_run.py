@@ -503,6 +503,13 @@ def test_gradients_of_a_cell_with_lazy_inline_are_counted(dry_run, tmp_path):
     assert total(rank, "AllReduce") == rank["trained_bytes"] + 4 == 4 * (8 * 4 + 4) + 4, "and the loss"
 
 
+def test_a_norm_of_each_ranks_own_slices_has_a_note(dry_run):
+    code, out, err, found = dry_run(2, "0", SCRIPTS.parent / "compute_scripts" / "norms.py", "added")
+    assert code == 0, out + err
+    assert "NOTE in this plan ops.clip_by_global_norm takes the norm of each rank's own slices" in out
+    assert len(found["ranks"][0]["notes"]) == 1
+
+
 def test_a_weight_of_two_stages_is_trained_in_the_first(dry_run, tmp_path):
     script = SCRIPTS.parent / "compute_scripts" / "tied.py"
     code, out, err, found = dry_run(4, "0,2", script, "pipeline", tmp_path)
