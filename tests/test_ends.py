@@ -491,6 +491,19 @@ def test_a_time_limit_of_one_server_is_told_by_the_other(tmp_path):
     assert (report["ended_by"], told in report["first_failure"]["why"]) == (None, True)
 
 
+def test_a_server_that_waits_ends_when_the_first_one_was_ended(tmp_path):
+    (options, others, _), env = two_servers(tmp_path, 3)
+    with start(tmp_path, "", 6, *options, env=env) as first, start(tmp_path, "", 6, *others, env=env) as second:
+        for job in (first, second):
+            job.wait_for("waiting for the launchers of the other servers at 127.0.0.1:")
+        time.sleep(2)  # they have met, and wait for the third
+        os.kill(first.process.pid, signal.SIGTERM)
+        sent = time.monotonic()
+        assert (first.finish().code, second.finish().code) == (143, 2)
+        assert time.monotonic() - sent < jobs.soon()
+        assert "from 0 on, on another server, has ended while it waited for others; see there" in second.output()
+
+
 def test_servers_that_start_again_wait_as_long_as_they_are_told(tmp_path):
     (options, _), env = two_servers(tmp_path)
     with start(tmp_path, "", 4, "--wait", 2, *options, env=env) as job:

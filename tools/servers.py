@@ -27,7 +27,7 @@ class Servers:
     def __init__(self, args, say):
         self.host, self.port, self.all = args.meeting
         self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
-        self.door, self.asked, self.patience = None, None, int(args.wait)
+        self.door, self.asked, self.left, self.patience = None, None, False, int(args.wait)
         if self.port > 65535:
             raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
                              "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
@@ -82,9 +82,12 @@ class Servers:
                 self.asked.sendall(b"%d\n" % self.own)
             elif select.select([self.asked], [], [], 0.2)[0]:
                 self.links = {0: self.asked} if self.asked.recv(3) == b"go\n" else {}
-                self.asked = None
+                self.left, self.asked = not self.links, None
         except OSError:
-            self.asked = None
+            if self.left:  # it was there, and nobody listens any more
+                raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
+                                 "for others; see there") from None
+            self.left, self.asked = bool(self.asked), None
             time.sleep(0.2)
 
     def tell(self, **what):
