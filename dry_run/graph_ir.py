@@ -166,6 +166,24 @@ def describe(error, own):
             "line": line, "code": code}
 
 
+def norms_of_slices(text):
+    """How many norms of ops.clip_by_global_norm a graph takes without adding up what other ranks hold.
+
+    MindSpore adds it up by an AllReduce of its own, between the sum of the squares (AddN) and its root.
+    """
+    count = 0
+    for subgraph in text.split("\nsubgraph @")[1:] if "_ClipByGlobalNorm(" in text else ():
+        nodes = dict(re.findall(r"^  (%\d+)\(.*?\) = (.*(?:\n      .*)*)", subgraph, re.MULTILINE))
+        for node in nodes.values():
+            if node.startswith("PrimFunc_Sqrt(") and "_ClipByGlobalNorm(" in node:
+                before = node
+                while before and not re.match(r"PrimFunc_AddN\(|AllReduce\(.*PARALLEL_GLOBALNORM", before):
+                    first = re.match(r"\w+\((%\d+)", before)
+                    before = nodes.get(first[1], "") if first else ""
+                count += before.startswith("PrimFunc_AddN(")
+    return count
+
+
 def read(path):
     """The text of a graph's file."""
     return path.read_text(encoding="utf-8", errors="replace")

@@ -5,6 +5,8 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 
+import graph_ir
+
 PLANNED = ("semi_auto_parallel", "auto_parallel")
 OPTIMIZERS = (nn.Optimizer, NewOptimizer)
 WANTED = ("in {} a network must be compiled, together with its optimizer, and {}: in PyNative mode, MindSpore's "
@@ -76,9 +78,9 @@ def notes_of(text, planned, layouts):
     """
     if not planned_mode():
         return []
-    cut, notes = any(dim != -1 for layout in layouts.values() for dim in layout[1]), []
-    if (cut or any(layout[5] for layout in layouts.values())) and "_ClipByGlobalNorm(" in text and (
-            "PARALLEL_GLOBALNORM" not in text):
+    cut, notes = any(dim != -1 for layout in layouts.values() for dim in layout[1]), []  # arguments, too
+    parameters = [layouts[name] for _, _, name in graph_ir.PARAMETER.findall(text) if name in layouts]
+    if any(layout[5] or set(layout[1]) - {-1} for layout in parameters) and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1

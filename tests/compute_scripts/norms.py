@@ -2,6 +2,8 @@
 
     python dry_run/compute.py -n 2 norms.py added      added up: MindSpore's plan takes each rank's own norm
     python dry_run/compute.py -n 2 norms.py at_once    of the sum of the losses: the norm of all
+    ... twice          clipped twice: the second norm is each rank's own
+    ... nothing_cut    added up, where all ranks hold all: the norm of all
 """
 import sys
 
@@ -10,10 +12,11 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import init
 
+how = sys.argv[1]
 ms.set_context(mode=ms.GRAPH_MODE)
 init()
-ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch",
-                             enable_parallel_optimizer=True,
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", enable_parallel_optimizer=how != "nothing_cut",
+                             dataset_strategy="data_parallel" if how == "nothing_cut" else "full_batch",
                              parallel_optimizer_config={"parallel_optimizer_threshold": 0})
 random = np.random.default_rng(1)
 X, Y, FIRST, SECOND = (random.standard_normal(shape).astype(np.float32) for shape in (
@@ -26,7 +29,9 @@ class Net(nn.Cell):
     def __init__(self):
         super().__init__()
         self.first, self.second = Parameter(Tensor(FIRST), name="first"), Parameter(Tensor(SECOND), name="second")
-        self.cut, self.whole = ops.MatMul().shard(((1, 1), (1, 2))), ops.MatMul()
+        self.cut, self.whole = ops.MatMul(), ops.MatMul()
+        if how != "nothing_cut":
+            self.cut.shard(((1, 1), (1, 2)))
 
     def construct(self, x):
         return self.whole(self.cut(x, self.first), self.second)
@@ -41,7 +46,7 @@ class Step(nn.Cell):
         self.optimizer = nn.SGD(self.net.trainable_params(), 0.1)
         self.of_half = ms.value_and_grad(self.loss, None, self.optimizer.parameters)
         self.of_both = ms.value_and_grad(self.sum_of_losses, None, self.optimizer.parameters)
-        self.added = sys.argv[1] == "added"
+        self.added, self.twice = how in ("added", "nothing_cut"), how == "twice"
 
     def loss(self, x, y):
         return ((self.net(x) - y) ** 2).mean()
@@ -56,6 +61,8 @@ class Step(nn.Cell):
             loss, gradients = loss + more, (one[0] + other[0], one[1] + other[1])
         else:
             loss, gradients = self.of_both(x, y)
+        if self.twice:
+            gradients = ops.clip_by_global_norm(gradients, 0.1)
         return ops.depend(loss, self.optimizer(ops.clip_by_global_norm(gradients, 0.05)))
 
 
