@@ -80,7 +80,8 @@ def notes_of(text, planned, layouts):
         return []
     cut, notes = any(dim != -1 for layout in layouts.values() for dim in layout[1]), []  # arguments, too
     parameters = [layouts[name] for _, _, name in graph_ir.PARAMETER.findall(text) if name in layouts]
-    if any(layout[5] or set(layout[1]) - {-1} for layout in parameters) and graph_ir.norms_of_slices(text):
+    sliced = any(layout[5] or any(dim != -1 for dim in layout[1]) for layout in parameters)
+    if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1
