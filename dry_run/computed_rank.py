@@ -34,8 +34,8 @@ from layouts import Slices, parameters_of
 from modes import (
     NewOptimizer,
     decides_while_it_runs,
-    notes_of,
     nothing_compiled,
+    notes_of,
     optimizer_alone,
     pipeline_by_hand,
     planned_mode,

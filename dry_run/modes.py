@@ -18,8 +18,8 @@ UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide t
              "(has_aux=True, or a tuple): return the loss alone; and where the loss is the mean of "
              "nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
-             "does not find the parameters of these gradients, as where two gradients were added up before; "
-             "differentiate the sum of the losses once")
+             "does not find the parameters of these gradients, as where they were added up or clipped before; "
+             "differentiate the sum of the losses, and clip, once")
 
 
 def planned_mode():

@@ -138,8 +138,7 @@ def load(file):
 def parse(argv):
     """Read the options; args.options are the script's, behind --. Neighbours' modules (args.neighbours) add theirs."""
     # Users mean their home by --ckpt-dir=~/runs, too, where bash leaves the ~ as it is.
-    argv = [re.sub("(?<==)~(?=/|$)", lambda _: os.path.expanduser("~"), word) if re.match("--[a-z-]+=~", word) else word
-            for word in argv]
+    argv = [re.sub("^(--[a-z-]+=)~(?=/|$)", lambda found: found[1] + os.path.expanduser("~"), word) for word in argv]
     cut = argv.index("--") if "--" in argv else len(argv)
     own, options = argv[:cut], argv[cut + 1:]
     words = next((own[place + 1] for place, word in enumerate(own[:-1]) if word == "--usage"), "").split()
