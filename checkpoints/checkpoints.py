@@ -10,12 +10,11 @@ over what was used; an order of your own goes by the number of the epoch (and sa
 After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
 
-import argparse
 import contextlib
 import os
 import re
 import runpy
-import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
 import mindspore as ms
@@ -36,7 +35,7 @@ def _writable(text):
     folder = Path(os.path.relpath(os.getenv("LAUNCH_DIR") or "."), text)
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{folder} cannot be made or written to; choose another")
+        raise ArgumentTypeError(f"{folder} cannot be made or written to; choose another")
     return folder
 
 
@@ -69,6 +68,7 @@ def load(file):
 
 class Checkpoints(Callback):
     """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
+    refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
@@ -79,7 +79,7 @@ class Checkpoints(Callback):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            sys.exit(f"{folder} cannot be written to ({error.strerror}); use another --ckpt-dir")
+            self.refuse(f"{folder} cannot be written to ({error.strerror}); use another --ckpt-dir")
 
     def on_train_begin(self, run_context):
         run_context.original_args().cur_step_num = self.first_step
@@ -139,7 +139,7 @@ class Checkpoints(Callback):
         steps done of the next. change may cut {name: Parameter}; dataset passes over what is done.
         """
         if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
-            sys.exit(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
+            self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         if not how:
             return 0
         for file in self.folder.glob("*.ckpt"):
@@ -150,14 +150,14 @@ class Checkpoints(Callback):
             saved, parameters = self.newest(limit)
             saved_by = int(parameters.pop("rank_size", self.rank_size))
             if saved_by != self.rank_size:  # other shares of the data, and perhaps other slices
-                sys.exit(f"{self.folder} holds checkpoints of {saved_by} ranks, these are "
-                         f"{self.rank_size}; resume with {saved_by}, or choose another --ckpt-dir")
+                self.refuse(f"{self.folder} holds checkpoints of {saved_by} ranks, these are "
+                            f"{self.rank_size}; resume with {saved_by}, or take another --ckpt-dir")
             of_all = [list(saved)] if self.rank_size == 1 else (
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed = tuple(min(of_all)), min(of_all) == max(of_all)
         if saved == (0, 0) and how == "always":
-            sys.exit(f"nothing to resume: {self.folder} and the other ranks' folders share no "
-                     "whole epoch; start with as many ranks as before, or with another --ckpt-dir")
+            self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
+                        "whole epoch; start with as many ranks as before, or another --ckpt-dir")
         files, (epoch, step) = self.files(), saved
         for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones
             file.replace(f"{file}.{file.lstat().st_mtime:.0f}.unused")
@@ -180,7 +180,7 @@ class Checkpoints(Callback):
             if fits and ms.load_param_into_net(network, change(parameters)) == ([], []):
                 print(f"resumed {where} from {files[saved]}", flush=True)
                 return epoch
-        sys.exit(f"{files[saved]} is of another network; resume with the options (such as "
-                 "--blocks) of the job that saved it" if fits else
-                 f"{files[saved]} was saved in an epoch of {steps} steps, which now has {now}; "
-                 "resume with the --steps and --batch-size of the job that saved it")
+        return self.refuse(f"{files[saved]} " + (
+            "is of another network; resume with the options (such as --blocks)" if fits else
+            f"was saved in an epoch of {steps} steps, which now has {now}; resume with the --steps "
+            "and --batch-size") + " of the job that saved it")

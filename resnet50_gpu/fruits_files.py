@@ -53,7 +53,7 @@ def _check(text):
     train, test = (sorted((folder / part).glob("*/*")) for part in PARTS)
     named = {folder / part / name for part in PARTS for name in classes}
     for empty in sorted(named - {file.parent for file in (*train, *test)}):
-        raise ValueError(f"the class {empty} holds no picture; add some or remove its folder")
+        raise ValueError(f"the class {empty} holds no readable picture; add some or remove it")
     if bad := no_pictures(folder):
         raise ValueError(f"{bad[0]} is no picture that can be read (one of {len(bad)}); "
                          f"remove it; all are listed by python fruits_files.py {folder}")
@@ -80,9 +80,10 @@ def no_pictures(folder):
 
 def _is_picture(file):
     try:
-        with Image.open(file, formats=("JPEG", "PNG", "BMP", "TIFF", "PPM")) as picture:
+        data = file if file.is_file() else ""  # a named pipe would wait for ever
+        with Image.open(data, formats=("JPEG", "PNG", "BMP", "TIFF", "PPM")) as picture:
             picture.load()  # a header alone does not show that a file was cut off
-            return picture.mode != "F"
+            return picture.mode != "F" and min(picture.size) > 1  # RandomCrop cannot pad 1 pixel
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return False
 

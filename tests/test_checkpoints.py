@@ -310,7 +310,7 @@ def test_no_half_file_is_found_after_a_kill_while_saving(one, tmp_path):
 
 def test_resume_if_saved_and_none_to_resume(tmp_path):
     nothing = alone("--ckpt-dir", "ck", "--resume", cwd=tmp_path)
-    assert nothing.code == 1
+    assert nothing.code == 2
     assert "nothing to resume: ck/rank_0 and the other ranks' folders share no whole epoch" in nothing.output
     begun = jobs.succeeded(alone("--ckpt-dir", "ck", "--resume", "if-saved", "--epochs", 1, cwd=tmp_path))
     assert next(iter(losses_of(begun.output))) == (1, 1)
@@ -337,15 +337,15 @@ def test_foreign_checkpoints_are_refused(one, tmp_path):
     copy_of(one, tmp_path)
     shutil.copytree(tmp_path / "ck" / "rank_0", tmp_path / "ck" / "rank_1")
     result = jobs.run("bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", "--resume", cwd=tmp_path)
-    assert result.code == 1
-    assert re.search(r"ck/rank_\d holds checkpoints of 1 ranks, these are 2; resume with 1, or choose another",
+    assert result.code == 2
+    assert re.search(r"ck/rank_\d holds checkpoints of 1 ranks, these are 2; resume with 1, or take another",
                      result.output)
     for old, new in (("ROWS, COLUMNS = 512, 128", "ROWS, COLUMNS = 512, 64"),  # other shapes, other names
                      ('name="bias"', 'name="offset"')):
         (tmp_path / new[:4]).mkdir()
         lesson = jobs.planted("checkpoints", tmp_path / new[:4], "network.py", (old, new))
         result = alone("--ckpt-dir", "ck", "--resume", cwd=tmp_path, lesson=lesson)
-        assert result.code == 1
+        assert result.code == 2
         assert "ck/rank_0/net-4_4.ckpt is of another network; resume with the options" in result.output
         assert "Traceback" not in result.output
 
@@ -360,18 +360,18 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck" / "rank_1").touch()
     result = jobs.run("bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
-    assert result.code == 1
+    assert result.code == 2
     assert "ck/rank_1 cannot be written to (File exists); use another --ckpt-dir" in result.output
     (tmp_path / "ck" / "rank_1").unlink()
     (tmp_path / "ck" / "rank_1").mkdir(mode=0o555)
     second = jobs.run(*jobs.AS_USER, "bash", RUN, "data_parallel", 2, "--", "--ckpt-dir", "ck", cwd=tmp_path)
-    assert second.code == 1
+    assert second.code == 2
     assert "ck/rank_1 cannot be read or written to; use another --ckpt-dir" in second.output
     assert "[rank 1] Traceback" not in result.output + second.output  # rank 0 may notice in the middle of a step
     (tmp_path / "ck" / "rank_0").chmod(0o333)
     third = jobs.run(*jobs.AS_USER, jobs.PYTHON, LESSON / "train.py", "--ckpt-dir", "ck", "--resume", cwd=tmp_path)
     assert (third.code, third.output.splitlines()[-1]) == (
-        1, "ck/rank_0 cannot be read or written to; use another --ckpt-dir")
+        2, "train.py: error: ck/rank_0 cannot be read or written to; use another --ckpt-dir")
 
 
 # As os.sysconf answers where cached files fill the memory: the first `sys.argv[1]` times nothing at all is free.
@@ -606,12 +606,12 @@ def test_a_signal_just_after_a_rank_has_failed_starts_it_no_more(number, tmp_pat
     assert not result.left_over
 
 
-def test_restarts_resume_nothing_else_than_was_asked_for(tmp_path):
+def test_a_resume_that_cannot_be_is_bad_input_said_once_and_starts_nothing_again(tmp_path):
     result = jobs.run("bash", RUN, "data_parallel", 2, "--restarts", 1, "--", "--ckpt-dir", "mistyped", "--resume",
                       cwd=tmp_path)
-    assert result.code == 1
-    assert "run.sh: restart 1 of 1" in result.output
-    assert result.output.count("nothing to resume") >= 2
+    assert result.code == 2
+    assert "restart 1" not in result.output
+    assert len(re.findall(r"(?m)^\[rank \d\].*nothing to resume", result.output)) == 1
     assert "step: 1" not in result.output
 
 

@@ -366,6 +366,8 @@ def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
                       "--epochs", 1, "--steps", 2, "--ckpt-dir", tmp_path / "small", cwd=tmp_path)
     assert result.code == 1, result.output
     check_hint("disk-full", result.output)
+    assert "No space left on device: line " in result.output
+    assert "Traceback" not in result.output
 
 
 def test_open_mpi_without_room_in_dev_shm(tmp_path):

@@ -164,12 +164,12 @@ def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
     assert jobs.largest_difference(again, once) == 0, "statistics of batch norm included"
 
     other = jobs.run("bash", RUN, cifar10, 2, *options, "--blocks", 1, 2, 1, 1, "--resume", cwd=tmp_path, env=CPU)
-    assert other.code == 1
+    assert other.code == 2
     assert re.search(
         r"-2_3\.ckpt is of another network; resume with .*--blocks.* of the job that saved it", other.output)
     alone = jobs.run("bash", RUN, cifar10, 1, *options, "--resume", cwd=tmp_path, env=CPU)
-    assert alone.code == 1
-    assert "ck pt/ckpt_0 holds checkpoints of 2 ranks, these are 1; resume with 2, or choose another" in alone.output
+    assert alone.code == 2
+    assert "ck pt/ckpt_0 holds checkpoints of 2 ranks, these are 1; resume with 2, or take another" in alone.output
 
 
 ONE_STEP_A_SHARD = """

@@ -1,5 +1,6 @@
 """The GPU lesson, rehearsed on CPU: the real scripts, started by mpirun, msrun and run_gpu.sh, several processes."""
 
+import os
 import re
 import shutil
 import statistics
@@ -9,6 +10,7 @@ from pathlib import Path
 import forks
 import jobs
 import pytest
+from PIL import Image
 from test_convolutions import VERSION_3, ranks_with_quick_convolutions
 
 LESSON = jobs.REPO / "resnet50_gpu"
@@ -175,7 +177,7 @@ def test_the_single_card_script(fruits, tmp_path):
         shutil.rmtree(folder / part / "fruit_003")
     fewer_classes = forks.run(*command, "--resume", cwd=tmp_path, env=CPU)
     for other in (deeper, fewer_classes):
-        assert other.code == 1
+        assert other.code == 2
         assert f"{saved.relative_to(tmp_path)} is of another network; resume with the options" in other.output
 
 
@@ -296,6 +298,9 @@ def empty_test_part(folder):
      "Test has the class pear, "),
     (lambda folder: (folder / "Test" / "fruit_000" / "9.jpg").write_bytes(
         (folder / "Test" / "fruit_000" / "0_100.jpg").read_bytes()[:900]), "9.jpg is no picture that can be read"),
+    (lambda folder: os.mkfifo(folder / "Test" / "fruit_000" / "9.jpg"), "9.jpg is no picture that can be read"),
+    (lambda folder: Image.new("RGB", (1, 40)).save(folder / "Test" / "fruit_000" / "9.png"),
+     "9.png is no picture that can be read"),
 ])
 def test_a_bad_image_folder_is_named(change, sentence, fruits, tmp_path):
     folder = tmp_path / "fruits"

@@ -7,6 +7,7 @@ ranks.join() calls prepare(), and on CPU use_mpi().
 import argparse
 import contextlib
 import ctypes
+import errno
 import gc
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 
@@ -247,7 +249,12 @@ def end_at_errors():
     show = sys.excepthook
 
     def show_and_end(*error):
-        show(*error)
+        if getattr(error[1], "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            script = [line for line in traceback.extract_tb(error[2]) if "site-packages" not in line.filename][-1]
+            print(f"{error[1]}: line {script.lineno} of {os.path.basename(script.filename)} had no room for what it "
+                  "writes", file=sys.stderr)
+        else:
+            show(*error)
         end(130 if issubclass(error[0], KeyboardInterrupt) else 1)
 
     def leave(*status):  # Python is silent on SystemExit in a thread, not on what is derived from it
