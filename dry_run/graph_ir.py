@@ -184,6 +184,34 @@ def norms_of_slices(text):
     return count
 
 
+def on_slices(text):
+    """What each rank computes on its slice alone, whatever belongs to it on other ranks.
+
+    MindSpore cuts operators that it has no rule for by their first dimension (BatchParallelInfo, which ignores a
+    strategy of the script), and the index of ops.max and ops.min along an axis that is cut counts within a slice.
+
+    Returns:
+        ({operator: source}, [source]): the operators without a rule, and where such an index is taken; a source is
+        "file:line" of the script, or "".
+    """
+    operators, indices = {}, []
+    for subgraph in text.split("\nsubgraph @")[1:] if "BatchParallel: Bool(1)" in text or "WithValue(" in text else ():
+        for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:]:  # of many lines, if it has constant tensors
+            head, _, comments = node.partition("\n      : ")
+            strategy = re.findall(r"in_strategy: \(\((.*?)\)", head)
+            cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1])] if strategy else [1]
+            found = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head)
+            axis = re.search(r"(?:axis: |WithValue\(%\d+, )I64\((-?\d+)\)", head)
+            source = user_line(comments.splitlines())
+            if "BatchParallel: Bool(1)" in head and max(cuts) > 1:
+                operators[found[2]] = operators.get(found[2]) or source
+            elif "WithValue(" in head and axis and cuts[int(axis[1])] > 1 and re.search(
+                    rf"TupleGetItem\({found[1]}, I64\(0\)\).*\n.*\n      # Fullname with scope: \((?!Gradients/)",
+                    subgraph):
+                indices.append(source)
+    return operators, indices
+
+
 def read(path):
     """The text of a graph's file."""
     return path.read_text(encoding="utf-8", errors="replace")

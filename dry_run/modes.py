@@ -20,6 +20,12 @@ UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide t
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
+NO_RULE = ("MindSpore has no rule how to cut {}: its plan has each rank compute the slice that it holds of the first "
+           "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
+           "else transpose the input first, so that the first dimension is such a one")
+ALONE = {"Im2Col", "IsNan", "Sinc"}  # have no rule and need none
+OWN_INDEX = ("the index of ops.max or ops.min{} counts within each rank's own slice, for the plan cuts the axis that "
+             "it is taken along (the value is right): take it of ops.argmax or ops.argmin")
 
 
 def planned_mode():
@@ -87,4 +93,9 @@ def notes_of(text, planned, layouts):
             and ms.get_auto_parallel_context("pipeline_stages") == 1
             and (cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean")))):
         notes.append(UNDIVIDED)
+    operators, indices = graph_ir.on_slices(text)
+    named = [op + f" ({source})" * bool(source) for op, source in sorted(operators.items()) if op not in ALONE]
+    if named:
+        notes.append(NO_RULE.format(", ".join(named)))
+    notes += [OWN_INDEX.format(f" ({source})" * bool(source)) for source in sorted(set(indices))]
     return notes

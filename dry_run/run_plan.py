@@ -360,7 +360,11 @@ class Computation:
                     f"{count} and shard_id=rank % {ranks} // {ranks // count} they do", by_all=True)
 
     def compare_numbers(self, results):
-        """After the first step: does the graph return the same numbers on all ranks, as a loss must be?"""
+        """After the first step: is anything known to be wrong, and does the graph return the same numbers on all ranks,
+        as a loss must be?
+        """
+        for note in self.plan.notes if self.links.rank == 0 else ():
+            print(f"computed on CPU: {note}", flush=True)
         if not self.parameters:
             return
         mine = [float(leaf.astype(ms.float32).asnumpy()) for leaf in flatten(results)
@@ -377,8 +381,6 @@ class Computation:
                           "number of parameters or gradients that are cut, such as a norm, it is each rank's own",
                           flush=True)
                     return
-        for note in self.plan.notes if mine and self.links.rank == 0 else ():
-            print(f"computed on CPU: {note}", flush=True)
 
     def check(self, node, value):
         """In the first step: does each operator make what the plan promises?"""

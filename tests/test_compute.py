@@ -307,6 +307,19 @@ def test_a_norm_of_each_ranks_own_slices_is_told(tmp_path):
     assert abs(found["added"][-1] - found["at_once"][-1]) > 1e-3, "the note is right"
 
 
+def test_what_is_computed_on_slices_alone_is_told(tmp_path):
+    cases = ("median", "transposed", "index", "value", "argmax")
+    alone = succeeded(forks.run(SCRIPTS / "on_slices.py", *cases, cwd=tmp_path)).output
+    done = succeeded(compute(2, SCRIPTS / "on_slices.py", *cases, cwd=tmp_path))
+    for case in cases:
+        expected, = re.findall(rf"(?m)^{case} (.*)$", alone)
+        assert {expected == found for found in re.findall(rf"(?m)^{case} (.*)$", done.output)} == {
+            case not in ("median", "index")}, "and what is told is true"
+    told = re.findall(r"computed on CPU: (.*?) \(\S*on_slices.py:(\d+)\)", done.output)
+    assert told == [*(("MindSpore has no rule how to cut Median", line) for line in ("31", "33")),
+                    ("the index of ops.max or ops.min", "35")]
+
+
 BATCHES = ALONE_OR_CUT + """
 import sys
 ms.set_auto_parallel_context(dataset_strategy="data_parallel")

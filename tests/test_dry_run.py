@@ -511,6 +511,13 @@ def test_a_norm_of_each_ranks_own_slices_has_a_note(how, notes, dry_run):
     assert len(found["ranks"][0]["notes"]) == notes
 
 
+def test_what_is_computed_on_slices_alone_has_a_note(dry_run):
+    code, out, err, _ = dry_run(2, "0", SCRIPTS.parent / "compute_scripts" / "on_slices.py", "median", "index", "value")
+    assert code == 0, out + err
+    assert re.findall(r"(?m)^NOTE (.*?) \(\S*on_slices.py:(\d+)\)", out) == [
+        ("MindSpore has no rule how to cut Median", "31"), ("the index of ops.max or ops.min", "35")]
+
+
 def test_a_weight_of_two_stages_is_trained_in_the_first(dry_run, tmp_path):
     script = SCRIPTS.parent / "compute_scripts" / "tied.py"
     code, out, err, found = dry_run(4, "0,2", script, "pipeline", tmp_path)

@@ -1,0 +1,42 @@
+"""Operators along the batch, which semi-automatic parallel cuts in two: what it has no rule for, and an index.
+
+    python on_slices.py median                                    one process
+    python dry_run/compute.py -n 2 on_slices.py median index ...  the plan of two ranks; one line for each
+"""
+import os
+import sys
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.communication import init
+
+ms.set_context(mode=ms.GRAPH_MODE)
+if {"OMPI_COMM_WORLD_SIZE", "MS_SIMULATION_LEVEL"} & os.environ.keys():  # by compute.py, dry_run.py
+    init()
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch")
+X, WEIGHT = (np.random.default_rng(1).standard_normal(shape).astype(np.float32) for shape in ((4, 16), (16, 8)))
+
+
+class Net(nn.Cell):
+    """(4, 16) to (8,)."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.weight, self.how = Parameter(Tensor(WEIGHT), name="weight"), how
+
+    def construct(self, x):
+        y = ops.matmul(x, self.weight)
+        if self.how == "median":
+            return ops.median(y, 0)[0]
+        if self.how == "transposed":
+            return ops.median(y.T, 1)[0]
+        if self.how == "index":
+            return ops.max(y, 0)[1]
+        if self.how == "value":
+            return ops.max(y, 0)[0]
+        return ops.argmax(y, 0)
+
+
+for each in sys.argv[1:]:
+    print(each, Net(each)(Tensor(X)).asnumpy().round(4).tolist(), flush=True)
