@@ -308,7 +308,8 @@ def test_a_norm_of_each_ranks_own_slices_is_told(tmp_path):
 
 
 def test_what_is_computed_on_slices_alone_is_told(tmp_path):
-    cases = ("median", "transposed", "index", "value", "argmax")
+    index = [] if version("mindspore").startswith("2.7.") else ["index"]  # 2.7 adds up an index, and then refuses it
+    cases = ("median", "transposed", "value", "argmax", *index)
     alone = succeeded(forks.run(SCRIPTS / "on_slices.py", *cases, cwd=tmp_path)).output
     done = succeeded(compute(2, SCRIPTS / "on_slices.py", *cases, cwd=tmp_path))
     for case in cases:
@@ -317,7 +318,7 @@ def test_what_is_computed_on_slices_alone_is_told(tmp_path):
             case not in ("median", "index")}, "and what is told is true"
     told = re.findall(r"computed on CPU: (.*?) \(\S*on_slices.py:(\d+)\)", done.output)
     assert told == [*(("MindSpore has no rule how to cut Median", line) for line in ("31", "33")),
-                    ("the index of ops.max or ops.min", "35")]
+                    *(("the index of ops.max or ops.min", "35") for _ in index)]
 
 
 BATCHES = ALONE_OR_CUT + """

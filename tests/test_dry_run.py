@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import jobs
@@ -512,10 +513,11 @@ def test_a_norm_of_each_ranks_own_slices_has_a_note(how, notes, dry_run):
 
 
 def test_what_is_computed_on_slices_alone_has_a_note(dry_run):
-    code, out, err, _ = dry_run(2, "0", SCRIPTS.parent / "compute_scripts" / "on_slices.py", "median", "index", "value")
+    index = [] if version("mindspore").startswith("2.7.") else ["index"]  # 2.7 adds up an index, and then refuses it
+    code, out, err, _ = dry_run(2, "0", SCRIPTS.parent / "compute_scripts" / "on_slices.py", "median", "value", *index)
     assert code == 0, out + err
     assert re.findall(r"(?m)^NOTE (.*?) \(\S*on_slices.py:(\d+)\)", out) == [
-        ("MindSpore has no rule how to cut Median", "31"), ("the index of ops.max or ops.min", "35")]
+        ("MindSpore has no rule how to cut Median", "31"), *(("the index of ops.max or ops.min", "35") for _ in index)]
 
 
 def test_a_weight_of_two_stages_is_trained_in_the_first(dry_run, tmp_path):

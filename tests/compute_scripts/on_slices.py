@@ -32,11 +32,12 @@ class Net(nn.Cell):
         if self.how == "transposed":
             return ops.median(y.T, 1)[0]
         if self.how == "index":
-            return ops.max(y, 0)[1]
+            value, index = ops.max(y, 0)
+            return value + index
         if self.how == "value":
             return ops.max(y, 0)[0]
         return ops.argmax(y, 0)
 
 
 for each in sys.argv[1:]:
-    print(each, Net(each)(Tensor(X)).asnumpy().round(4).tolist(), flush=True)
+    print(f"{each} {Net(each)(Tensor(X)).asnumpy().round(4).tolist()}", flush=True)
