@@ -4,6 +4,7 @@ A file is whole (every parameter in full, the same in all folders), or holds the
 some of the columns of the weight and of its momentum in the optimizer, and the rest in full.
 """
 
+import re
 import sys
 
 import mindspore as ms
@@ -25,7 +26,7 @@ class Saved:
 
     def __init__(self, folder):
         ranks = {int(path.name[5:]) for path in folder.glob("rank_*")
-                 if path.name[5:].isdecimal() and any(path.iterdir())}  # empty: of a refused job
+                 if re.fullmatch("rank_(0|[1-9][0-9]{0,4})", path.name) and any(path.iterdir())}
         if not ranks:
             raise ValueError(f"there is no {folder}/rank_0; give the --ckpt-dir of a job")
         missing = set(range(max(ranks))) - ranks

@@ -28,14 +28,11 @@ HERE = Path(__file__).resolve().parent
 _joined = False  # did join() prepare this process? None: it ends
 _end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs does nothing
 
-
-# ----------------------------------------------------------------------------- when it is imported
 os.environ.setdefault("GLOG_v", "3")  # MindSpore prints errors only
 _tools = HERE.parent / "tools" / "in_rank.py"  # has more ways to be quick, and looks for faults
 _more = runpy.run_path(str(_tools)) if _tools.is_file() and __name__ != "__main__" else {}
 
 
-# ------------------------------------------------------------------------------------ in a script
 def join():
     """Prepare for mindspore.communication.init(); returns False if this process was started alone,
     not as one of the ranks of mpirun, msrun or a lesson's launcher: then it must not call init().

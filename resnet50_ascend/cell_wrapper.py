@@ -18,7 +18,8 @@ class TrainWithAccumulation(nn.Cell):
         self.loss_and_gradients = ms.value_and_grad(network, None, optimizer.parameters)
         self.sums = optimizer.parameters.clone("sum", init="zeros")
         self.loss_sum = ms.Parameter(ms.Tensor(0.0, ms.float32), "loss_sum", requires_grad=False)
-        self.count = ms.Parameter(ms.Tensor(0, ms.int32), "micro_batch", requires_grad=False)
+        self.count = ms.Parameter(  # its name lets no job resume with another number of them
+            ms.Tensor(0, ms.int32), f"micro_batch_of_{micro_batches}", requires_grad=False)
         self.each = ops.HyperMap()
         self.average = nn.Identity()
         # distributed: average the gradients over the ranks

@@ -103,11 +103,13 @@ class Checkpoints(Callback):
         """Save a cell or [{"name", "data"}] after step of steps; never returns after the last."""
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
-        if ms.get_auto_parallel_context("pipeline_stages") > 1:
+        extra = {"unfinished": steps} if step < steps else {}
+        if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:
             options["integrated_save"] = False  # of other stages MindSpore gathers nothing
+            extra[f"rank_{ms.communication.get_rank()}_of_{stages}_stages"] = 1
         # The last entry is rank_size: a file that was cut off lacks it.
-        ms.save_checkpoint(network, str(draft), crc_check=True, **options, append_dict={
-            **({"unfinished": steps} if step < steps else {}), "rank_size": self.rank_size})
+        ms.save_checkpoint(network, str(draft), crc_check=True, **options,
+                           append_dict={**extra, "rank_size": self.rank_size})
         draft.replace(self.folder / f"{self.prefix}-{epoch}_{step}.ckpt")
         for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
@@ -168,7 +170,9 @@ class Checkpoints(Callback):
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
         epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
         own = {p.name: p for p in network.get_parameters()}
-        if ms.get_auto_parallel_context("pipeline_stages") > 1:  # a file has its stage's alone
+        if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:  # its stage's alone
+            # What another rank has saved keeps this entry, and is refused.
+            parameters.pop(f"rank_{ms.communication.get_rank()}_of_{stages}_stages", None)
             held = ops.AllReduce()(ms.Tensor([name in parameters for name in own], ms.float32))
             parameters = {n: own[n].init_data() for n in (own if held.min() else ())} | parameters
         parameters |= {name: own[name] for name in own if "learning_rate" in name}
@@ -182,6 +186,6 @@ class Checkpoints(Callback):
                 print(f"resumed {where} from {files[saved]}", flush=True)
                 return epoch
         return self.refuse(f"{files[saved]} " + (
-            "is of another network; resume with the options (such as --blocks)" if fits else
+            "is of another network or rank; resume with the options (such as --blocks)" if fits else
             f"was saved in an epoch of {steps} steps, which now has {now}; resume with the --steps "
             "and --batch-size") + " of the job that saved it")

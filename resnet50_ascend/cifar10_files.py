@@ -34,11 +34,12 @@ def cifar10_folder(text):
 
 
 def at_least(least):
-    """For argparse: a type for whole numbers that are not smaller."""
+    """For argparse: a type for numbers, whole as least is, that are not smaller, and not huge."""
     def number(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
-        return int(text)
+        value = type(least)(text)
+        if not least <= value < 2**31:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, below 2**31, not {text}")
+        return value
     return number
 
 

@@ -80,10 +80,11 @@ def no_pictures(folder):
 
 def _is_picture(file):
     try:
-        data = file if file.is_file() else ""  # a named pipe would wait for ever
-        with Image.open(data, formats=("JPEG", "PNG", "BMP", "TIFF", "PPM")) as picture:
-            picture.load()  # a header alone does not show that a file was cut off
-            return picture.mode != "F" and min(picture.size) > 1  # RandomCrop cannot pad 1 pixel
+        data = file if file.is_file() else ""  # a named pipe would be waited for
+        for look in ("verify", "load"):  # for what was cut off; of a PNG, its last bytes are needed
+            with Image.open(data, formats=("JPEG", "PNG", "BMP", "TIFF", "PPM")) as picture:
+                getattr(picture, look)()
+        return picture.mode != "F" and min(picture.size) > 1  # RandomCrop cannot pad 1 pixel
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return False
 

@@ -38,7 +38,7 @@ add("--steps", type=at_least(1), help="end each epoch after so many steps")
 add("--image-size", type=at_least(32), default=100, help="pixels of a training picture")
 add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="of ResNet; 1 1 1 1: quick")
 add("--no-augment", action="store_true", help="train on whole pictures: no crops, no flips")
-add("--lr", type=float, default=0.01, help="learning rate")
+add("--lr", type=at_least(1e-9), default=0.01, help="learning rate")
 add("--no-sink", action="store_true", help="hand over the data step by step: a loss a step")
 add("--check", action="store_true", help="only check options and data, then stop")
 checkpoints.add_options(parser, folder="ckpt")  # --ckpt-dir, --resume

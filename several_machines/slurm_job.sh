@@ -15,14 +15,14 @@ shift "$(($# < 3 ? $# : 3))"
 refuse() { echo "slurm_job.sh: $1" >&2; exit 2; }
 [[ -n "$data_path" ]] || refuse "give DATA_PATH, the folder of the data, the same on all machines"
 [[ "$per_machine" =~ ^[1-9][0-9]{0,3}$ ]] || refuse "RANKS_PER_MACHINE '$per_machine' is no number"
-[[ "$launcher" =~ ^(msrun|mpirun)$ ]] || refuse "the launcher is '$launcher', not msrun or mpirun"
+[[ "$launcher" =~ ^(msrun|mpirun)$ ]] || refuse "the launcher is '$launcher'; write msrun or mpirun"
 id="${SLURM_JOB_ID:-} ${SLURM_JOB_NUM_NODES:-} ${SLURM_JOB_NODELIST:-}" # they go into arithmetic
 [[ "$id" =~ ^[1-9][0-9]*\ [1-9][0-9]*\ .+ && -f "${SLURM_SUBMIT_DIR:-}/run_msrun.sh" ]] ||
     refuse "no job of Slurm, or one of another folder; in mnist_ddp, start it with sbatch"
 cd "$SLURM_SUBMIT_DIR" # Slurm runs a copy of this file, elsewhere
+type srun scontrol >/dev/null 2>&1 || refuse "there is no srun or no scontrol on the PATH"
 machines="$(scontrol show hostnames "$SLURM_JOB_NODELIST")" # one a line
 ranks=$((per_machine * SLURM_JOB_NUM_NODES))
-
 if [[ "$launcher" == mpirun ]]; then
     awk -v n="$per_machine" '{ print $1 " slots=" n }' <<<"$machines" >"hostfile.$SLURM_JOB_ID"
     export OMPI_MCA_plm=rsh OMPI_MCA_ras=^slurm # the machines of the file, by ssh, not by Slurm

@@ -346,7 +346,7 @@ def test_foreign_checkpoints_are_refused(one, tmp_path):
         lesson = jobs.planted("checkpoints", tmp_path / new[:4], "network.py", (old, new))
         result = alone("--ckpt-dir", "ck", "--resume", cwd=tmp_path, lesson=lesson)
         assert result.code == 2
-        assert "ck/rank_0/net-4_4.ckpt is of another network; resume with the options" in result.output
+        assert "ck/rank_0/net-4_4.ckpt is of another network or rank; resume with the options" in result.output
         assert "Traceback" not in result.output
 
 

@@ -627,6 +627,18 @@ def test_the_rank_that_failed_is_named_and_not_one_that_was_ended_for_it(tmp_pat
     assert "ranks.py: rank 1 failed, exit code 5." in result.output
 
 
+@pytest.mark.parametrize("launcher", ["table", "mpirun"])
+def test_what_a_rank_has_started_ends_though_its_agent_was_killed(launcher, tmp_path):
+    """As MindSpore's msrun does to the agents of the others when a rank has failed."""
+    script = KNOWS_THE_FIRST + "    os.kill(int(agent), 9)\n"
+    script = script.replace("../", "") if launcher == "mpirun" else script  # there all ranks run in one folder
+    child = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
+    with start(tmp_path, child + script + "time.sleep(600)\n", 2, "--with", launcher) as job:
+        result = job.finish()
+    assert result.code == 137, result.output
+    assert not result.left_over
+
+
 ENDS_ALONE = JOINS + """
 if os.getenv("RANKS_RANK") in sys.argv[2]:
     os._exit(0)

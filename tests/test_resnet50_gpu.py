@@ -178,7 +178,7 @@ def test_the_single_card_script(fruits, tmp_path):
     fewer_classes = forks.run(*command, "--resume", cwd=tmp_path, env=CPU)
     for other in (deeper, fewer_classes):
         assert other.code == 2
-        assert f"{saved.relative_to(tmp_path)} is of another network; resume with the options" in other.output
+        assert f"{saved.relative_to(tmp_path)} is of another network or rank; resume with the options" in other.output
 
 
 # ---------------------------------------------------------------------------------------------- run_gpu.sh

@@ -189,10 +189,22 @@ def test_a_pipeline_resumes_as_if_it_had_not_ended(cifar10, pipeline, tmp_path):
     saved = [jobs.parameters(file) for file in files]
     for file in files:
         file.unlink()
-    other = resume((1, 1, 2, 1))
-    assert other.code == 2
-    assert "is of another network; resume with the options (such as --blocks) of the job that saved it" in other.output
-    assert "Traceback" not in other.output
+    first, second, aside = (tmp_path / "job" / name for name in ("ck/ckpt_0", "ck/ckpt_1", "aside"))
+
+    def swap():
+        first.rename(aside)
+        second.rename(first)
+        aside.rename(second)
+
+    for swapped in (False, True):
+        if swapped:
+            swap()
+        other = resume(jobs.SHALLOW[1:] if swapped else (1, 1, 2, 1))
+        assert other.code == 2
+        assert re.search(r"is of another network or rank; resume with the options \(such as --blocks\) of the job that "
+                         "saved it", other.output)
+        assert "Traceback" not in other.output
+    swap()
     jobs.succeeded(resume(jobs.SHALLOW[1:]))
     assert jobs.losses(tmp_path / "job/device1/train.log1") == losses[2:]
     for file, parameters in zip(files, saved):
@@ -229,7 +241,7 @@ def accumulate(cifar10, folder, micro_batches, *launch, test_images=0):
 def check_same_step(accumulated, at_once):
     (ours, our_losses), (theirs, their_losses) = accumulated, at_once
     assert our_losses.shape == (2, 2), "a line a batch, on each rank"
-    weights = [name for name in theirs if is_trained(name) and not name.startswith("sum")]
+    weights = [name for name in theirs if is_trained(name) and not name.startswith(("sum", "micro_batch"))]
     assert len(weights) >= 2 * 53, "weights and momenta"
     difference = max(np.abs(ours[name] - theirs[name]).max() for name in weights)
     assert difference < 1e-5, f"the weights differ by {difference}"
@@ -244,6 +256,11 @@ def test_four_micro_batches_are_one_batch(cifar10, tmp_path):
     at_once = accumulate(cifar10, tmp_path / "at once", 1, "--no-sink")
     check_same_step(accumulate(cifar10, tmp_path / "accumulated", 4, test_images=3), at_once)
     assert np.abs(at_once[0]["moments.fc.weight"]).max() > 1e-3, "no gradient, no proof"
+    other = jobs.run("bash", LESSON / "run_grad_accumulation.sh", cifar10, 2, "--", "--image-size", 32, *jobs.SHALLOW,
+                     "--batch-size", 8, "--micro-batches", 2, "--ckpt-dir", "ck", "--resume", cwd=tmp_path / "at once",
+                     env=CPU)
+    assert other.code == 2
+    assert "is of another network or rank" in other.output, "its micro batches are counted to another number"
 
 
 # ---------------------------------------------------------------------------------------------------- bad input

@@ -137,6 +137,10 @@ def check(args):
             *((re.search("[\udc80-\udcff]", path), f"MindSpore cannot read the path {os.fsencode(path)}, which is not "
                "UTF-8; rename the folder, or copy what is in it to another one")
               for path in (os.path.abspath(args.script or ""), env.get("DATA_PATH", ""))),
+            *((not (path.isascii() or sys.getfilesystemencoding() == "utf-8"),
+               f"MindSpore reads names as UTF-8, and the locale of this shell is {sys.getfilesystemencoding()}: "
+               f"{path.encode(errors='backslashreplace').decode()} would be another file; export LC_ALL=C.UTF-8")
+              for path in (os.path.abspath(args.script or ""), env.get("DATA_PATH", ""), *args.options)),
             (not re.fullmatch("[0-4]?", env.get("GLOG_v", "")),
              f"GLOG_v is '{env.get('GLOG_v')}'; write 0 (MindSpore prints all) to 3 (errors)")):
         if wrong:
@@ -207,6 +211,9 @@ def new_folders(args, names):
     for name in old:
         if not os.path.isdir(name) and not os.path.islink(name):
             raise ValueError(f"{name} is there and is no folder; move it, or start in another folder")
+        if os.path.ismount(name):
+            raise ValueError(f"{name} is a mount point, which cannot be moved aside for new logs; mount a folder above "
+                             "it instead, or start in another folder")
         named = name == args.logs and name not in ("log_output", "log_msrun") and os.path.isdir(name)
         if named and os.listdir(name) and not OWN_LOGS & {*os.listdir(name)}:
             raise ValueError(f"--logs {name} {OTHER_THINGS}")
@@ -298,6 +305,8 @@ class Job:
         MOVING.start(args)
         if args.folder:
             env["RANKS_LOG"] = self.log_of("%")
+        else:
+            env.pop("RANKS_LOG", None)
         if args.launcher == "table":
             if args.target != "Ascend":  # join() needs them
                 env = {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": str(free_port()), **env}
@@ -551,6 +560,11 @@ class Job:
                 time.sleep(0.02)
         for rank in self.ranks.values():
             rank["link"].close()
+            # An agent that was killed, as by MindSpore's msrun, has not ended what its script had started.
+            here = rank["host"] == socket.gethostname()
+            for pid in linux.session_of(rank["pid"]) if here and rank["code"] != 0 else ():
+                with contextlib.suppress(OSError):  # it has ended
+                    os.kill(pid, signal.SIGKILL)
 
 
 def whole(message):
@@ -606,9 +620,10 @@ def report(args, job, code, failed):
         sys.stderr)
     hint = known_errors.hint(log, code, lines)
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
-                and item != limits.STAY_HERE]
-    if args.launcher == "mpirun" and not job.ranks and settings and (not hint or "OMPI_MCA_" in hint):
-        hint = f"no rank was started, and variables here change what mpirun does: unset {' '.join(settings)}"
+                and item not in limits.OWN_SETTINGS]
+    if args.launcher == "mpirun" and not job.ranks and settings:
+        theirs = f"no rank was started, and variables here change what mpirun does: unset {' '.join(settings)}"
+        hint = theirs if not hint or "OMPI_MCA_" in hint else f"{hint}; or: {theirs}"
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
         args.failure["why"] = hint

@@ -16,13 +16,16 @@ FILE_SIZE = 10  # MB
 MPIRUNS_FILES = 10  # MB: measured, 8.4 with 1 to 8 ranks
 ADDRESSES, DATA, STACK = 2900, 1400, 0.5  # MB: measured, a rank starts and trains with a little more
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
-STAY_HERE = "OMPI_MCA_ras", "^slurm,tm,lsf,gridengine"  # no setting of the user
+STAY_HERE = "OMPI_MCA_ras", "^slurm,tm,lsf,gridengine"
+ANY_NAME = "OMPI_MCA_regx", "naive"  # else mpirun can read no host name with an _
+OWN_SETTINGS = (STAY_HERE, ANY_NAME)  # of mpirun, not of the user
 
 
 def look(ranks, mpirun, warn):
     """Look at all but the memory, and make TMPDIR's path absolute; mpirun: is it what starts the ranks?"""
     look_at_ulimit(ranks, warn)
     look_at_loopback()
+    look_at_name()
     if os.path.isdir(os.getenv("TMPDIR", "")):
         os.environ["TMPDIR"] = os.path.abspath(os.environ["TMPDIR"])  # ranks may run in folders of their own
     if not mpirun:
@@ -83,6 +86,16 @@ def look_at_loopback():
     except OSError as error:
         raise ValueError(f"127.0.0.1 cannot be reached ({error.strerror or error}), and the ranks talk over it; as "
                          "root: ip link set lo up") from None
+
+
+def look_at_name():
+    """Has this machine a name?"""
+    name = socket.gethostname()
+    if not name:
+        raise ValueError("this machine has no host name, and ranks without one wait for each other for ever; give it "
+                         "one, as root: hostname NAME (docker run --hostname NAME)")
+    if not re.fullmatch("[A-Za-z0-9.-]+", name):
+        os.environ.setdefault(*ANY_NAME)
 
 
 def left_in_container(groups="/proc/self/cgroup", mounted="/sys/fs/cgroup"):
