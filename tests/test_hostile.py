@@ -160,12 +160,18 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "give DATA_PATH, the folder of the data, the same on all machines"),
     (("data", "two"), "RANKS_PER_MACHINE 'two' is no number"),
-    (("data", 2, "mprun"), "the launcher is 'mprun', not msrun or mpirun"),
+    (("data", 2, "mprun"), "the launcher is 'mprun'; write msrun or mpirun"),
     (("data", 2), "no job of Slurm, or one of another folder; in mnist_ddp, start it with sbatch"),
 ])
 def test_the_slurm_job_says_what_it_lacks(arguments, words, tmp_path):
     result = jobs.run("bash", SLURM_JOB, *arguments, cwd=tmp_path)
     assert (result.code, result.output) == (2, f"slurm_job.sh: {words}\n")
+
+
+def test_the_slurm_job_without_srun(tmp_path):
+    slurm = {"SLURM_SUBMIT_DIR": str(MNIST), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7"}
+    result = jobs.run(shutil.which("bash"), SLURM_JOB, "data", 2, cwd=tmp_path, env={**slurm, "PATH": str(tmp_path)})
+    assert (result.code, result.output) == (2, "slurm_job.sh: there is no srun or no scontrol on the PATH\n")
 
 
 def test_cdpath_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp_path):
@@ -232,6 +238,19 @@ def test_a_folder_with_a_name_in_another_encoding(named, mnist, tmp_path):
     assert re.search(r"^run.sh: MindSpore cannot read the path b'/\S*\\xd6\\xd0\S*', which is not UTF-8; rename",
                      result.output)
     assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["data", "option"])
+def test_names_in_a_locale_that_is_not_utf_8(what, mnist, tmp_path):
+    """MindSpore would look for another file; a mangled folder would be made for checkpoints."""
+    (tmp_path / "数据").symlink_to(mnist)
+    command = ("数据", 2, *SHORT) if what == "data" else (mnist, 2, *SHORT, "--ckpt-dir", "检查")
+    result = jobs.run("bash", MNIST / "run.sh", *command, cwd=tmp_path, env={
+        "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"})
+    assert result.code == 2, result.output
+    assert re.fullmatch(r"run.sh: MindSpore reads names as UTF-8, the locale of this shell is ascii: b'\S*\\xe6\S*' "
+                        r"would be taken for another name; export LC_ALL=C.UTF-8\n", result.output)
+    assert [path.name for path in tmp_path.iterdir()] == ["数据"]
 
 
 def test_what_a_shell_does_not_allow(tmp_path):

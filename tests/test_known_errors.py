@@ -370,6 +370,17 @@ def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
     assert "Traceback" not in result.output
 
 
+def test_open_mpi_on_a_host_whose_name_it_cannot_read(tmp_path):
+    """By hand: the launchers set a variable for it."""
+    rename = "import os, socket, sys; socket.sethostname('my_host'); os.execvp(sys.argv[1], sys.argv[1:])"
+    named = (*jobs.UNSHARE, "--uts", jobs.PYTHON, "-c", rename)
+    if jobs.run(*named, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users make a namespace of their own")
+    check_shown_first("host-name", jobs.run(*named, *MPIRUN, "-n", 1, "true", cwd=tmp_path).output)
+    naive = jobs.run(*named, *MPIRUN, "-n", 1, "true", cwd=tmp_path, env={"OMPI_MCA_regx": "naive"})
+    assert naive.code == 0, naive.output
+
+
 def test_open_mpi_without_room_in_dev_shm(tmp_path):
     pytest.importorskip("mpi4py", exc_type=ImportError)
     mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"']

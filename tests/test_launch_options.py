@@ -436,6 +436,31 @@ def test_logs_that_mpirun_could_not_write_whole_are_named(script):
         assert "logs are whole" not in result.output
 
 
+@pytest.mark.parametrize(("name", "code", "told"), [
+    ("", 2, "ranks.py: this machine has no host name, and ranks without one wait for each other for ever; give it one"),
+    ("my_host", 0, "loss 2.0 -> 0.9"), ("\N{CJK UNIFIED IDEOGRAPH-540D}", 0, "loss 2.0 -> 0.9")])
+def test_host_names_that_mpirun_cannot_read(name, code, told, script):
+    rename = "import os, socket, sys; socket.sethostname(sys.argv[1]); os.execvp(sys.argv[2], sys.argv[2:])"
+    named = (*jobs.UNSHARE, "--uts", jobs.PYTHON, "-c", rename, name)
+    if jobs.run(*named, "true", cwd=script.parent).code:
+        pytest.skip("this machine does not let its users make a namespace of their own")
+    result = jobs.run(*named, *command(script), cwd=script.parent, env=CPU)
+    assert result.code == code, result.output
+    assert told in result.output
+    assert result.seconds < 20 * jobs.PATIENCE
+
+
+def test_logs_are_not_put_into_a_mount_point(script):
+    """As with docker run -v DIR:/work/log_output: it cannot be moved aside."""
+    logs = script.parent / "log_output"
+    logs.mkdir()
+    if jobs.run(*in_small("1m", logs, "true"), cwd=script.parent).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    result = jobs.run(*in_small("1m", logs, *command(script)), cwd=script.parent, env=CPU)
+    assert result.code == 2, result.output
+    assert "ranks.py: log_output is a mount point, which cannot be moved aside for new logs; mount" in result.output
+
+
 def test_in_an_allocation_of_slurm_a_job_stays_on_its_machine(script):
     slurm = {"SLURM_JOBID": "5", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4", "SLURM_TASKS_PER_NODE": "2(x4)"}
     done = jobs.succeeded(jobs.run(*command(script), cwd=script.parent, env={**CPU, **slurm}))

@@ -134,13 +134,13 @@ def check(args):
             *((not re.fullmatch(r"0*[1-9]\d{0,8}", env.get(name, "1")),
                f"{name} is '{env.get(name)}'; write a number of seconds, at least 1")
               for name in SECONDS),
+            *((not (path.isascii() or sys.getfilesystemencoding() == "utf-8"),
+               f"MindSpore reads names as UTF-8, the locale of this shell is {sys.getfilesystemencoding()}: "
+               f"{os.fsencode(path)} would be taken for another name; export LC_ALL=C.UTF-8")
+              for path in (os.path.abspath(args.script or ""), env.get("DATA_PATH", ""), *args.options)),
             *((re.search("[\udc80-\udcff]", path), f"MindSpore cannot read the path {os.fsencode(path)}, which is not "
                "UTF-8; rename the folder, or copy what is in it to another one")
               for path in (os.path.abspath(args.script or ""), env.get("DATA_PATH", ""))),
-            *((not (path.isascii() or sys.getfilesystemencoding() == "utf-8"),
-               f"MindSpore reads names as UTF-8, and the locale of this shell is {sys.getfilesystemencoding()}: "
-               f"{path.encode(errors='backslashreplace').decode()} would be another file; export LC_ALL=C.UTF-8")
-              for path in (os.path.abspath(args.script or ""), env.get("DATA_PATH", ""), *args.options)),
             (not re.fullmatch("[0-4]?", env.get("GLOG_v", "")),
              f"GLOG_v is '{env.get('GLOG_v')}'; write 0 (MindSpore prints all) to 3 (errors)")):
         if wrong:
