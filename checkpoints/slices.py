@@ -25,7 +25,7 @@ class Saved:
     """
 
     def __init__(self, folder):
-        ranks = {int(path.name[5:]) for path in folder.glob("rank_*")
+        ranks = {int(path.name[5:]) for path in (folder.iterdir() if folder.is_dir() else ())
                  if re.fullmatch("rank_(0|[1-9][0-9]{0,4})", path.name) and any(path.iterdir())}
         if not ranks:
             raise ValueError(f"there is no {folder}/rank_0; give the --ckpt-dir of a job")

@@ -436,6 +436,13 @@ def test_logs_that_mpirun_could_not_write_whole_are_named(script):
         assert "logs are whole" not in result.output
 
 
+def test_a_check_that_was_asked_for_starts_nothing(script):
+    script.write_text("import sys\nif '--check' in sys.argv:\n    sys.exit()\n" + RANK)
+    result = launch(script, "--check", then=("--check",), env=CPU)
+    assert (result.code, result.output) == (0, "")
+    assert not (script.parent / "log_output").exists()
+
+
 @pytest.mark.parametrize(("name", "code", "told"), [
     ("", 2, "ranks.py: this machine has no host name, and ranks without one wait for each other for ever; give it one"),
     ("my_host", 0, "loss 2.0 -> 0.9"), ("\N{CJK UNIFIED IDEOGRAPH-540D}", 0, "loss 2.0 -> 0.9")])

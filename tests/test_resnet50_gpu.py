@@ -284,6 +284,12 @@ def test_bad_arguments_of_run_gpu_sh(cifar10, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------ the image folder
+def cut_png(file):
+    """Without its last 12 bytes Pillow reads it, MindSpore does not."""
+    Image.new("RGB", (40, 40)).save(file)
+    file.write_bytes(file.read_bytes()[:-12])
+
+
 def empty_test_part(folder):
     shutil.rmtree(folder / "Test")
     (folder / "Test").mkdir()
@@ -301,6 +307,7 @@ def empty_test_part(folder):
     (lambda folder: os.mkfifo(folder / "Test" / "fruit_000" / "9.jpg"), "9.jpg is no picture that can be read"),
     (lambda folder: Image.new("RGB", (1, 40)).save(folder / "Test" / "fruit_000" / "9.png"),
      "9.png is no picture that can be read"),
+    (lambda folder: cut_png(folder / "Test" / "fruit_000" / "9.png"), "9.png is no picture that can be read"),
 ])
 def test_a_bad_image_folder_is_named(change, sentence, fruits, tmp_path):
     folder = tmp_path / "fruits"
@@ -310,6 +317,15 @@ def test_a_bad_image_folder_is_named(change, sentence, fruits, tmp_path):
     assert result.code == 2, result.output
     assert sentence in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("option", "value", "sentence"), [
+    ("--lr", "nan", "must be at least 1e-09, below 2**31, not nan"), ("--lr", 0, "must be at least 1e-09, below"),
+    ("--steps", 10**20, "must be at least 1, below 2**31, not 100000000000000000000")])
+def test_a_number_that_cannot_be_is_refused(option, value, sentence, fruits, tmp_path):
+    result = forks.run(LESSON / "gpu_single_train.py", "--data-path", fruits, option, value, cwd=tmp_path)
+    assert result.code == 2, result.output
+    assert f"argument {option}: {sentence}" in result.output
 
 
 def test_by_default_the_ranks_share_32_pictures(fruits, tmp_path):

@@ -172,6 +172,8 @@ def check(args):
     env.update({"BIND_RANKS": args.bind} if args.bind else {}, RANKS_LOCAL=f"{args.local[0]} {len(args.local)}")
     args.show = {args.local[0]} if args.show == "first" else args.show
     before.look(args, say)
+    if args.check and "--check" in args.options:
+        sys.exit(0)  # no more was asked for
     if args.target == "CPU":
         share = max(1, len(os.sched_getaffinity(0)) // len(args.local))
         env.setdefault("OMP_NUM_THREADS", str(share))  # else one a core each
