@@ -53,7 +53,7 @@ def check_term(command, epochs, when, ranks_shown, folder, shorter=()):
     command = (*command, "--epochs", epochs or epoch + 2)
     if shorter:
         refused = jobs.run(*command, *shorter, "--resume", cwd=folders[0], env=CPU, timeout=300)
-        assert refused.code == 1, refused.output
+        assert refused.code == 2, refused.output
         assert re.search(rf"-{epoch}_{step}\.ckpt was saved in an epoch of 6 steps, which now has 5; resume with the "
                          "--steps and --batch-size of the job that saved it$", refused.output, re.MULTILINE)
         assert "Traceback" not in refused.output
