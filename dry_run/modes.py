@@ -20,7 +20,7 @@ UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide t
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
-NO_RULE = ("MindSpore has no rule how to cut {}: its plan has each rank compute the slice that it holds of the first "
+NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
 ALONE = {"Im2Col", "IsNan", "Sinc"}  # have no rule and need none

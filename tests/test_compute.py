@@ -317,7 +317,7 @@ def test_what_is_computed_on_slices_alone_is_told(tmp_path):
         assert {expected == found for found in re.findall(rf"(?m)^{case} (.*)$", done.output)} == {
             case not in ("median", "index")}, "and what is told is true"
     told = re.findall(r"computed on CPU: (.*?) \(\S*on_slices.py:(\d+)\)", done.output)
-    assert told == [*(("MindSpore has no rule how to cut Median", line) for line in ("31", "33")),
+    assert told == [*(("MindSpore has no rule for cutting Median", line) for line in ("31", "33")),
                     *(("the index of ops.max or ops.min", "35") for _ in index)]
 
 
