@@ -112,7 +112,7 @@ def load(folder):
 
 
 first_epoch = saved.resume(train_step, args.resume, what_to_load)
-if args.load and first_epoch == 0:
+if args.load and (first_epoch, saved.first_step) == (0, 0):
     load(args.load)
 
 # -------------------------------------------------------------------------------------------- train

@@ -145,7 +145,6 @@ def _free_port():  # below those that Linux gives out
     sys.exit("no port from 20000 to 29999 is free")
 
 
-# ----------------------------------------------------------------------------------- as a program
 def main(argv):
     """Hand over to tools/launch.py, or start the ranks plainly; returns the exit code."""
     while (file := os.open(os.devnull, os.O_RDWR)) < 3:  # stdin, stdout or stderr is closed

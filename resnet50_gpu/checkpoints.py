@@ -74,7 +74,8 @@ class Checkpoints(Callback):
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
-        self.first_step = 0  # so many steps of the first epoch are done
+        self.first_step = self.batch = 0  # so many steps of the first epoch are done; 0: not known
+        self.dry_run = "MS_SIMULATION_LEVEL" in os.environ  # it trains nothing: no file is touched
         words = os.getenv("RANKS_SAVING")  # of a launcher, which may end this rank after a step
         self.launcher = runpy.run_path(words)["Launcher"]() if words else None
         try:
@@ -87,7 +88,8 @@ class Checkpoints(Callback):
 
     def on_train_step_end(self, run_context):
         state = run_context.original_args()
-        if self.is_last(state.net_outputs):
+        each = getattr(state.train_network, "micro_batches", 1)  # only after these do ranks meet
+        if state.cur_step_num % each == 0 and self.is_last(state.net_outputs):
             step = (state.cur_step_num - 1) % state.batch_num + 1
             self.save(state.train_network, state.cur_epoch_num, step, state.batch_num)
 
@@ -101,9 +103,11 @@ class Checkpoints(Callback):
 
     def save(self, network, epoch, step, steps=0, **options):
         """Save a cell or [{"name", "data"}] after step of steps; never returns after the last."""
+        if self.dry_run:
+            return
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
-        extra = {"unfinished": steps} if step < steps else {}
+        extra = {"unfinished": steps, "batch": self.batch} if step < steps else {}
         if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:
             options["integrated_save"] = False  # of other stages MindSpore gathers nothing
             extra[f"rank_{ms.communication.get_rank()}_of_{stages}_stages"] = 1
@@ -143,7 +147,8 @@ class Checkpoints(Callback):
         """
         if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
             self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
-        if not how:
+        self.batch = 0 if dataset is None else dataset.get_batch_size()
+        if not how or self.dry_run:
             return 0
         for file in self.folder.glob("*.ckpt"):
             if not re.search(r"-\d+_\d+\.ckpt$|\.draft\.ckpt$", file.name):
@@ -166,19 +171,18 @@ class Checkpoints(Callback):
             file.replace(f"{file}.{file.lstat().st_mtime:.0f}.unused")
         if saved == (0, 0):
             return 0
-        steps, fits = int(parameters.pop("unfinished", 0)), True
+        steps, batch = (int(parameters.pop(name, 0)) for name in ("unfinished", "batch"))
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
         epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
         own = {p.name: p for p in network.get_parameters()}
-        if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:  # its stage's alone
-            # What another rank has saved keeps this entry, and is refused.
+        if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:  # another's is refused
             parameters.pop(f"rank_{ms.communication.get_rank()}_of_{stages}_stages", None)
             held = ops.AllReduce()(ms.Tensor([name in parameters for name in own], ms.float32))
             parameters = {n: own[n].init_data() for n in (own if held.min() else ())} | parameters
         parameters |= {name: own[name] for name in own if "learning_rate" in name}
+        now = steps if dataset is None else dataset.get_dataset_size()
+        fits = batch in (0, self.batch) and steps in (0, 1, now)  # 1: of how many is not known
         if dataset is not None:
-            now = dataset.get_dataset_size()
-            fits = steps in (0, 1, now)  # 1: of how many is not known
             ms.dataset.config.set_fast_recovery(False)  # samples and crops of finished steps, too
             dataset.set_init_step(epoch * now + self.first_step)
         with contextlib.suppress(RuntimeError):  # other shapes
@@ -187,5 +191,5 @@ class Checkpoints(Callback):
                 return epoch
         return self.refuse(f"{files[saved]} " + (
             "is of another network or rank; resume with the options (such as --blocks)" if fits else
-            f"was saved in an epoch of {steps} steps, which now has {now}; resume with the --steps "
-            "and --batch-size") + " of the job that saved it")
+            f"was saved in an epoch of {steps} steps of {batch}, now {now} of {self.batch}; resume "
+            "with the --steps and --batch-size") + " of the job that saved it")

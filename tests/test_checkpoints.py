@@ -320,6 +320,19 @@ def test_resume_if_saved_and_none_to_resume(tmp_path):
     assert (resumed_after(done.output), losses_of(done.output)) == (2, {})
 
 
+def test_a_job_that_had_loaded_others_weights_resumes_with_its_own(one, tmp_path):
+    """In the middle of its first epoch, with the same command and --resume."""
+    given = ("--load", one / "ck", "--ckpt-dir", "ck", "--epochs", 1)
+    (tmp_path / "whole").mkdir()
+    whole = jobs.succeeded(alone(*given, cwd=tmp_path / "whole"))
+    bug = jobs.planted("checkpoints", tmp_path, "train.py", (
+        "if saved.is_last(loss) or step == STEPS:", "if step == 2:"), ("\nranks.leave()", "\nos._exit(0)"))
+    jobs.succeeded(alone(*given, cwd=tmp_path, lesson=bug))
+    resumed = jobs.succeeded(alone(*given, "--resume", cwd=tmp_path))
+    expected = losses_of(whole.output)
+    assert losses_of(resumed.output) == {key: expected[key] for key in ((1, 3), (1, 4))}
+
+
 @pytest.mark.parametrize("option", ["--resume", "--load"])
 def test_the_learning_rate_is_that_of_the_command_not_of_the_file(option, one, tmp_path):
     folder = tmp_path / "ck"

@@ -56,6 +56,20 @@ def test_run_sh_compiles_resnet50_in_automatic_parallel(tmp_path):
     assert "NOTE" not in output, "its gradients are divided by the number of ranks"
 
 
+def test_a_dry_run_touches_no_checkpoint(tmp_path):
+    """It trains nothing: what it saved would be taken for trained, and earlier files would make room for that."""
+    files = {}
+    for rank in range(2):
+        (tmp_path / f"ck/ckpt_{rank}").mkdir(parents=True)
+        files |= {tmp_path / f"ck/ckpt_{rank}/auto_parallel-{epoch}_1.ckpt": str(epoch) for epoch in (1, 2, 3)}
+    for file, text in files.items():
+        file.write_text(text)
+    jobs.succeeded(jobs.run("bash", jobs.REPO / "run.sh", "--dry-run", 2, "--", *jobs.SHALLOW, "--image-size", 32,
+                            "--batch-size", 4, "--steps", 1, "--no-sink", "--epochs", 9, "--ckpt-dir", "ck", "--resume",
+                            cwd=tmp_path, timeout=600))
+    assert {file: file.read_text() for file in tmp_path.glob("ck/*/*.ckpt*")} == files
+
+
 def test_run_cluster_sh_compiles_the_second_server_of_the_16_card_table(tmp_path):
     table = jobs.REPO / "rank_tables" / "rank_table_16pcs.json"
     output = dry_run_launcher(tmp_path, "run_cluster.sh", "", table, 16, 8, "--", "--parallel-mode", "data_parallel",

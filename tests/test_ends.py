@@ -32,10 +32,10 @@ def losses_of(text, rank):
             re.findall(rf"^\[rank {rank}\] epoch: (\d+) step: (\d+), loss is (\S+)$", text, re.MULTILINE)}
 
 
-def check_term(command, epochs, when, ranks_shown, folder, shorter=()):
+def check_term(command, epochs, when, ranks_shown, folder, others=()):
     """TERM in the middle of a job, --resume, and a job that nobody ended: the same losses, each step once.
 
-    With options that make an epoch shorter, its steps would be counted, and data be taken, from a wrong place.
+    With other options, steps would be counted, and data be taken, from a wrong place: (options, what an epoch then is).
     """
     folders = [folder / "broken", folder / "whole"]
     for each in folders:
@@ -51,10 +51,10 @@ def check_term(command, epochs, when, ranks_shown, folder, shorter=()):
                                      broken.output).groups())
     assert len(list(folders[0].glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
     command = (*command, "--epochs", epochs or epoch + 2)
-    if shorter:
-        refused = jobs.run(*command, *shorter, "--resume", cwd=folders[0], env=CPU, timeout=300)
+    for options, now in others:
+        refused = jobs.run(*command, *options, "--resume", cwd=folders[0], env=CPU, timeout=300)
         assert refused.code == 2, refused.output
-        assert re.search(rf"-{epoch}_{step}\.ckpt was saved in an epoch of 6 steps, which now has 5; resume with the "
+        assert re.search(rf"-{epoch}_{step}\.ckpt was saved in an epoch of 6 steps of 4, now {now}; resume with the "
                          "--steps and --batch-size of the job that saved it$", refused.output, re.MULTILINE)
         assert "Traceback" not in refused.output
     resumed = jobs.succeeded(jobs.run(*command, "--resume", cwd=folders[0], env=CPU, timeout=300))
@@ -77,8 +77,23 @@ def test_term_loses_nothing(mode, tmp_path):
 def test_term_in_the_middle_of_model_train(cifar10, tmp_path):
     step = check_term(("bash", jobs.REPO / "run.sh", cifar10, 2, "--no-sink", "--", *jobs.SHALLOW, "--image-size", 32,
                        "--batch-size", 4, "--steps", 6, "--test-images", 0, "--parallel-mode", "data_parallel",
-                       "--ckpt-dir", "ck"), 2, r"\[rank 0\] epoch: 2 step: 2", (0,), tmp_path, ("--steps", 5))
+                       "--ckpt-dir", "ck"), 2, r"\[rank 0\] epoch: 2 step: 2", (0,), tmp_path, (
+                           (("--steps", 5), "5 of 4"), (("--batch-size", 8), "6 of 8")))
     assert step < 6, "in the middle of an epoch"
+
+
+def test_term_ends_accumulation_after_a_whole_batch(cifar10, tmp_path):
+    """Within a batch the ranks do not wait for each other, and would save different steps."""
+    with jobs.Job("bash", jobs.REPO / "resnet50_ascend/run_grad_accumulation.sh", cifar10, 2, "--", *jobs.SHALLOW,
+                  "--image-size", 32, "--batch-size", 8, "--micro-batches", 4, "--test-images", 0, "--epochs", 3000,
+                  "--ckpt-dir", "ck", cwd=tmp_path, env=CPU) as job:
+        job.wait_for(r"\[rank 0\] epoch: 1 step: 12")
+        os.kill(job.process.pid, signal.SIGTERM)
+        broken = job.finish(300)
+    epoch, step = map(int, re.search(r"all ranks have saved epoch (\d+), step (\d+); --resume goes on there",
+                                     broken.output).groups())
+    assert step % 4 == 0
+    assert len(list(tmp_path.glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
 
 
 FORKS = """import os, sys
