@@ -6,6 +6,7 @@ import re
 import select
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -155,6 +156,72 @@ def test_a_job_ends_though_nobody_reads_its_lines(options, code, tmp_path):
     assert not result.left_over
     assert os.read(held, 1000).startswith(b"[rank ")
     os.close(held)
+
+
+def test_a_job_ends_though_its_terminal_stands_still(tmp_path):
+    """It says that it has room for more, where it has for a few characters only."""
+    (tmp_path / "train.py").write_text("while True: print('x' * 1000)")
+    master, slave = os.openpty()
+    with jobs.Job("bash", "-c", 'exec "$@" &> "$TERMINAL"', "bash", jobs.PYTHON, RANKS, "-n", 2, "--time-limit", "4s",
+                  "train.py", cwd=tmp_path, env={**CPU, "TERMINAL": os.ttyname(slave)}) as job:
+        result = job.finish(60)
+    os.close(master)
+    os.close(slave)
+    assert result.code == 124
+    assert result.seconds < 20 * jobs.PATIENCE
+    assert not result.left_over
+
+
+@pytest.mark.parametrize("code", [7, 0])
+def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, tmp_path):
+    """And one that ends well does not."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\nif os.environ['RANKS_RANK'] == '1':\n    time.sleep(2)\n    os.mknod('ended')\n    "
+        f"sys.exit({code})\nopen('pid', 'w').write(str(os.getpid()))\nwhile not os.path.exists('enough'):\n    print('x' * 1000)\n")
+    os.mkfifo(tmp_path / "lines")
+    held = os.open(tmp_path / "lines", os.O_RDWR)
+    with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2, "train.py", cwd=tmp_path,
+                  env=CPU) as job:
+        deadline = time.monotonic() + 30 * jobs.PATIENCE
+        while not (tmp_path / "ended").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        first = Path("/proc", (tmp_path / "pid").read_text())
+        deadline = time.monotonic() + (12 * jobs.PATIENCE if code else 3)
+        while first.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert first.exists() == (code == 0)
+        (tmp_path / "enough").touch()
+        reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(held, 1 << 16), b"")], daemon=True)
+        reader.start()
+        result = job.finish(60)
+    assert result.code == code
+    assert not result.left_over
+
+
+def test_a_very_long_line_keeps_no_job_from_its_end(tmp_path):
+    script = "import time\nprint('x' * 50_000_000)\ntime.sleep(300)\n"
+    (tmp_path / "train.py").write_text(script)
+    with jobs.Job("bash", "-c", 'exec "$@" >lines', "bash", jobs.PYTHON, RANKS, "-n", 1, "--time-limit", "6s", "train.py",
+                  cwd=tmp_path, env=CPU) as job:
+        result = job.finish(90)
+    assert result.code == 124
+    assert result.seconds < 20 * jobs.PATIENCE
+
+
+def test_two_jobs_that_start_in_one_folder_at_once(tmp_path):
+    """The second waits until the ranks of the first have opened their logs, which it then moves aside."""
+    (tmp_path / "train.py").write_text("import os, sys, time\nmine = sys.argv[1] + os.environ['RANKS_RANK']\n"
+                                       "open('mine', 'w').write(mine)\ntime.sleep(2)\n"
+                                       "print(mine, 'reads', open('mine').read())\n")
+
+    def job(name):
+        return jobs.Job(jobs.PYTHON, RANKS, "-n", 2, "--with", "table", "train.py", "--", name, cwd=tmp_path, env=CPU)
+
+    with job("A") as one, job("B") as other:
+        results = [jobs.succeeded(each.finish(60)).output for each in (one, other)]
+    for name, output in zip("AB", results):
+        assert {line.split("] ")[1] for line in output.splitlines() if "reads" in line} == {
+            f"{name}{rank} reads {name}{rank}" for rank in range(2)}
 
 
 def test_a_second_join_is_told(tmp_path):

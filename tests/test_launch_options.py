@@ -436,6 +436,16 @@ def test_logs_that_mpirun_could_not_write_whole_are_named(script):
         assert "logs are whole" not in result.output
 
 
+@pytest.mark.parametrize("line", [False, True])
+def test_a_restart_of_ranks_that_have_done_nothing_is_no_resume(line, script):
+    """A script that sets aside what an earlier job saved has not come to that, and would go on with it."""
+    script.write_text(f"import os, sys\nif not os.path.exists('tried'):\n    open('tried', 'w').close()\n"
+                      f"    sys.exit(print('begins') or 5 if {line} else 5)\nprint('options', sys.argv[1:])\n")
+    result = launch(script, "--restarts", 1, ranks=1, then=("--ckpt-dir", "ck"), env=CPU)
+    assert result.code == 0, result.output
+    assert ("--resume=if-saved" in result.output) == line
+
+
 def test_a_check_that_was_asked_for_starts_nothing(script):
     script.write_text("import sys\nif '--check' in sys.argv:\n    sys.exit()\n" + RANK)
     result = launch(script, "--check", then=("--check",), env=CPU)

@@ -182,7 +182,7 @@ def ask(host, wanted):
     """Run probe() by ssh, or here if host is None; its answer, or a sentence why there is none."""
     command = [sys.executable, "-", "--probe", json.dumps(wanted)]
     if host:
-        command = [*shlex.split(os.getenv("SSH", "ssh")), "-x", "-o", "BatchMode=yes", "-o",
+        command = [*shlex.split(os.getenv("SSH") or "ssh"), "-x", "-o", "BatchMode=yes", "-o",
                    "ConnectTimeout=8", host, shlex.join(command)]
     try:
         done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
@@ -294,7 +294,7 @@ def check_all(hosts, ranks, scripts, data, interface):
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         refuse(f"MS_SCHED_PORT is '{port}'; set it to a port number, or unset it")
     try:
-        shlex.split(os.getenv("SSH", "ssh"))
+        shlex.split(os.getenv("SSH") or "ssh")
     except ValueError as error:
         refuse(f"SSH is '{os.environ['SSH']}', which is no command ({error}); correct or unset it")
     first, slots = hosts[0][0], sum(number for _, number in hosts)

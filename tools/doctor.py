@@ -355,7 +355,7 @@ def main():
     if sys.argv[1:] == ["troubleshooting"]:
         return known_errors.write_pages()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    text_file = argparse.FileType(encoding="utf-8")
+    text_file = argparse.FileType(encoding="utf-8", errors="replace")
     parser.add_argument("--hostfile", type=text_file, help="the hosts of a job over several machines, for ssh")
     parser.add_argument("--rank-table", type=text_file, help="a rank table to check")
     parser.add_argument("--port", type=port_number, action="append", default=[], help="a port that must be free")

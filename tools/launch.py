@@ -259,6 +259,7 @@ class Job:
         self.patience, self.one_ended = min(self.stall, 0.8 * give_up), None
         self.asked = None  # when the ranks were asked where they stand
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
+        self.turn = ""  # what take_turns() has taken
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
 
     @property
@@ -297,11 +298,13 @@ class Job:
             self.end()
 
     def start(self, options):
-        """Start the ranks, each under an agent."""
+        """Start the ranks, each under an agent, unless a signal comes."""
         args, env = self.args, {**os.environ, **agent.UTF8, "RANKS_LAUNCHER": " ".join(map(str, (
             *self.server.getsockname(), self.token)))}
         ranks = [sys.executable, agent.__file__, "--agent", *args.runner, args.script, *options]
         names = [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
+        if not self.take_turns():
+            return
         new_folders(args, names)
         self.folders = {name: os.open(name, os.O_RDONLY) for name in names}
         MOVING.start(args)
@@ -328,6 +331,21 @@ class Job:
                         "--bind-to", "none", *["--oversubscribe"] * (args.target == "CPU"),
                         *["--output-filename", f"{logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
                         *ranks], env)
+
+    def take_turns(self):
+        """Wait until the ranks of a job that starts in this folder have opened their logs: if these were moved aside
+        before, they would write into ours. False: a signal has come.
+        """
+        self.turn, end = "logs " + linux.key_of(self.args.folder or self.args.logs), None
+        while not linux.take(self.turn):
+            if not end:
+                end = time.monotonic() + 60
+                say(f"{self.args.name}: waiting for the start of another job in this folder")
+            if time.monotonic() > end:
+                raise ValueError("another job has been starting in this folder for 60 s; start in another one")
+            if self.signalled(0.1):
+                return False
+        return True
 
     def signalled(self, seconds=0):
         """Has a signal come, or does one within these seconds, that watch() has not yet seen?"""
@@ -375,7 +393,7 @@ class Job:
         if key.fileobj is self.server:
             link = self.server.accept()[0]
             agent.end_when_dead(link)
-            files.register(link, selectors.EVENT_READ, {"rest": bytearray(), "rank": None})
+            files.register(link, selectors.EVENT_READ, {"rest": bytearray(), "rank": None, "end": b""})
         elif key.fileobj is self.wake:
             number = self.wake.recv(1)[0]
             if not self.save_first(number):
@@ -469,6 +487,7 @@ class Job:
             data = link.recv(1 << 20)
         except OSError as error:  # the network to its machine is down
             data, state["lost"] = b"", error.strerror
+        state["end"] = (state["end"] + data)[-99:]
         messages = [*map(whole, agent.take_lines(data, state["rest"]))]
         if state["rank"] is None and (len(state["rest"]) > 1 << 20 or (
                 messages and messages[0].get("token") != self.token)):
@@ -476,8 +495,10 @@ class Job:
         for message in filter(None, messages):
             if state["rank"] is None:
                 state["rank"] = self.ranks[message["rank"]] = {
-                    **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0, "losses": [],
-                    "accuracy": ""}
+                    **message, "link": link, "state": state, "lines": collections.deque(maxlen=30), "count": 0,
+                    "losses": [], "accuracy": ""}
+                if len(self.ranks) >= len(self.args.local):
+                    linux.release(self.turn)
             if "lines" in message or "heard" not in state["rank"]:
                 state["rank"]["heard"] = time.monotonic()
             state["rank"].update({"code": None, **{name: message[name] for name in message if name != "lines"}})
@@ -540,14 +561,29 @@ class Job:
         with contextlib.suppress(OSError):  # it has ended
             rank["link"].sendall(json.dumps(what).encode() + b"\n")
 
-    def end(self):
-        """End all processes: agents end their ranks when the launcher's side of the connection ends, and then
-        themselves; launchers by signals. At most 6 s.
-        """
-        MOVING.stop()
+    def speaking(self):
+        """The ranks that are not known to have ended, and their agents' connections."""
+        return [(rank, rank["link"]) for rank in self.ranks.values() if rank["code"] is None and "over" not in rank]
+
+    def is_over(self, rank):
+        """A rank's agent has ended while nobody reads what is shown: if the rank has failed, end the others now."""
+        rank["over"] = said = rank["state"]["end"]
+        with contextlib.suppress(OSError):
+            said += rank["link"].recv(1 << 24, socket.MSG_PEEK)
+        if not said.endswith(b'{"code": 0}\n'):
+            self.end_ranks()
+
+    def end_ranks(self):
+        """Agents end their ranks when the launcher's side of the connection ends, and then themselves."""
         for rank in self.ranks.values():
             with contextlib.suppress(OSError):  # it has ended
                 rank["link"].shutdown(socket.SHUT_WR)
+
+    def end(self):
+        """End all processes: ranks and their agents, and launchers by signals. At most 6 s."""
+        MOVING.stop()
+        linux.release(self.turn)
+        self.end_ranks()
         self.server.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
@@ -702,6 +738,7 @@ class Both:
 def run(args):
     """Start the ranks, and again after a failure as long as restarts are left; returns the exit code."""
     options, args.signals = args.options, socket.socketpair()  # one for all jobs: what comes between two is not lost
+    began = time.monotonic()
     args.signals[1].setblocking(False)
     servers = Servers(args, say) if args.restarts and args.meeting else None
     for attempt in range(1, args.restarts + 2):
@@ -730,7 +767,10 @@ def run(args):
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break
         say(f"{args.name}: restart {attempt} of {args.restarts}")
-        if not any(re.match("--resume(=|$)", option) for option in args.options):  # it refuses what cannot be resumed
+        # Who was given --resume refuses what cannot be resumed. Ranks that failed before they wrote a line have not set
+        # aside what an earlier job saved, if they do that, and would go on with it.
+        worked = time.monotonic() > began + 60 or any(rank["count"] for job in args.jobs for rank in job.ranks.values())
+        if worked and not any(re.match("--resume(=|$)", option) for option in args.options):
             options = [*args.options, "--resume=if-saved"]
     if code:
         say_what_is_saved(args)

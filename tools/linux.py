@@ -44,6 +44,14 @@ def take(name):
     return True
 
 
+def release(name):
+    """Let others take a name."""
+    for taken in TAKEN[:]:
+        if isinstance(taken, socket.socket) and taken.getsockname() == f"\0{name}".encode():
+            TAKEN.remove(taken)
+            taken.close()
+
+
 def key_of(path):
     """A path for take(), whatever its length."""
     return hashlib.sha256(os.path.realpath(path).encode(errors="surrogateescape")).hexdigest()

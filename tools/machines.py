@@ -130,7 +130,7 @@ def mpirun_options(args):
     # The same Open MPI on all machines, though it is on no PATH there.
     options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
     # ssh, and Open MPI's daemon on the other side, shall notice soon that the network failed.
-    ssh = os.getenv("SSH", "ssh") + " -x -o BatchMode=yes -o ConnectTimeout=8"
+    ssh = (os.getenv("SSH") or "ssh") + " -x -o BatchMode=yes -o ConnectTimeout=8"
     settings = {"plm_rsh_agent": ssh + " -o ServerAliveInterval=3 -o ServerAliveCountMax=2",
                 "plm_rsh_no_tree_spawn": 1, "orte_leave_session_attached": 1,
                 "oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2,
@@ -161,8 +161,10 @@ def prepare_msrun(args, launch):
     refuse_if(not here and rank == "0", f"{address} is no address of this machine; --node-rank 0 "
               "belongs on the machine that has it")
     if here:
+        refuse_if(address == "0.0.0.0", "--master-addr 0.0.0.0 is no machine's address; name that of machine 0")
         try:
-            socket.create_server((address, int(args.master_port))).close()
+            with socket.create_server((address, int(args.master_port))) as server:
+                socket.create_connection(server.getsockname(), timeout=2).close()  # not to a broadcast address
         except (OSError, OverflowError):
             raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
                              "--master-port, the same on all machines") from None

@@ -19,6 +19,7 @@ import hashlib
 import importlib.util
 import io
 import shutil
+import signal
 import struct
 import sys
 import tarfile
@@ -249,6 +250,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     wanted = folder = args.folder  # wanted: what a launcher takes
     if args.name == "cifar10":
         folder = folder.parent if folder.name == "cifar-10-batches-bin" else folder

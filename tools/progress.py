@@ -5,6 +5,7 @@ from the script's options; what cannot be known is left out. In a file or a pipe
 """
 
 import collections
+import contextlib
 import os
 import re
 import shutil
@@ -122,8 +123,8 @@ class Progress:
 
     def write(self, text):
         try:
-            if speech.takes_more(self.out, 0):  # not after Ctrl-S
-                self.out.write(text)
-                self.out.flush()
+            with contextlib.suppress(BlockingIOError):
+                if speech.takes_more(self.out, 0):  # not after Ctrl-S
+                    speech.write(self.out, text.encode(errors="replace"))
         except (OSError, ValueError):  # the terminal is gone; the job goes on
             self.active, self.drawn = False, ""

@@ -1,20 +1,36 @@
 """What a launcher prints. It waits for a reader that pauses (Ctrl-S, `| less`), but not once the job is to be ended."""
 
+import contextlib
 import errno
 import os
 import select
 import sys
 import time
 
+LAST_WORDS = 2  # s: so long a line may take, once the job is to be ended
+NEVER_WAITING = {}  # terminals, opened anew: {what they are to others: what they are here}
 
-def takes_more(file, seconds, *wake):
-    """Does a file take more, at once or within so many seconds (None: for ever)? wake: what ends the waiting."""
+
+def takes_more(file, seconds):
+    """Does a file take more, at once or within so many seconds (None: for ever)?"""
     files = select.poll()
     files.register(file, select.POLLOUT)
-    for other in wake:
-        files.register(other, select.POLLIN)
-    found = files.poll(None if seconds is None else 1000 * seconds)
-    return file.fileno() in [number for number, _ in found]
+    return bool(files.poll(None if seconds is None else 1000 * seconds))
+
+
+def write(file, data):
+    """Write a part of data, and say how much; BlockingIOError if there is no room now.
+
+    A terminal says that it has room where it has for a few characters only, and a write then waits for all of them. To
+    open it anew lets it wait for no other process that uses it.
+    """
+    number = file.fileno()
+    if number not in NEVER_WAITING:
+        NEVER_WAITING[number] = number
+        if os.isatty(number):
+            with contextlib.suppress(OSError):  # it belongs to another user
+                NEVER_WAITING[number] = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return os.write(NEVER_WAITING[number], data[:select.PIPE_BUF])
 
 
 def drop_rest(stream):
@@ -41,22 +57,38 @@ class Speech:
 
     def say(self, line, to=None):
         """Print a line; when nobody reads any more, the job goes on in silence."""
-        to = to or sys.stdout
+        to, began = to or sys.stdout, time.monotonic()
         for file in getattr(to, "files", [to]):
-            rest = f"{line}\n".encode(file.encoding, file.errors)
+            rest = memoryview(f"{line}\n".encode(file.encoding, file.errors))
             try:
-                while rest and self.room(file):
+                while rest and self.room(file) and (self.hurry is None or time.monotonic() < began + LAST_WORDS):
                     self.moving.clear()
-                    rest = rest[os.write(file.fileno(), rest[:select.PIPE_BUF]):]
+                    try:
+                        rest = rest[write(file, rest):]
+                    except BlockingIOError:
+                        if self.hurry == 0:
+                            break
+                        time.sleep(0.05)
+                self.hurry = 0 if rest else self.hurry
             except (OSError, ValueError) as error:
                 self.full |= getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
     def room(self, file):
-        if self.hurry is None and self.job:
+        """Wait until a file takes more; False if it does not, and the job is to be ended."""
+        while self.hurry is None and self.job:
             left = self.job.args.deadline - time.monotonic()
-            if takes_more(file, max(0, left) if left < 1e6 else None, self.job.wake):
+            links = {link.fileno(): rank for rank, link in self.job.speaking()}
+            files = select.poll()
+            for number, what in ((file, select.POLLOUT), (self.job.wake, select.POLLIN), *(
+                    (number, select.POLLRDHUP) for number in links)):
+                files.register(number, what)
+            found = {number for number, _ in files.poll(1000 * max(0, left) if left < 1e6 else None)}
+            if self.job.wake.fileno() in found or time.monotonic() >= self.job.args.deadline:
+                self.hurry = 0.2
+            elif file.fileno() in found:
                 return True
-            self.hurry = 0.2
+            for number in found & links.keys():
+                self.job.is_over(links[number])
         if takes_more(file, self.hurry):
             return True
         self.hurry = 0
