@@ -176,12 +176,13 @@ def test_a_job_ends_though_its_terminal_stands_still(tmp_path):
 def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, tmp_path):
     """And one that ends well does not."""
     (tmp_path / "train.py").write_text(
-        "import os, sys, time\nif os.environ['RANKS_RANK'] == '1':\n    time.sleep(2)\n    os.mknod('ended')\n    "
-        f"sys.exit({code})\nopen('pid', 'w').write(str(os.getpid()))\nwhile not os.path.exists('enough'):\n    print('x' * 1000)\n")
+        "import os, sys, time\nos.chdir('..')\nif os.environ['RANKS_RANK'] == '1':\n    time.sleep(2)\n    "
+        f"os.mknod('ended')\n    sys.exit({code})\nopen('pid', 'w').write(str(os.getpid()))\n"
+        "while not os.path.exists('enough'):\n    print('x' * 1000)\n")
     os.mkfifo(tmp_path / "lines")
     held = os.open(tmp_path / "lines", os.O_RDWR)
-    with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2, "train.py", cwd=tmp_path,
-                  env=CPU) as job:
+    with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2, "--with", "table",
+                  "train.py", cwd=tmp_path, env=CPU) as job:
         deadline = time.monotonic() + 30 * jobs.PATIENCE
         while not (tmp_path / "ended").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
