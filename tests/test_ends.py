@@ -200,10 +200,9 @@ def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, tmp_path):
 
 
 def test_a_very_long_line_keeps_no_job_from_its_end(tmp_path):
-    script = "import time\nprint('x' * 50_000_000)\ntime.sleep(300)\n"
-    (tmp_path / "train.py").write_text(script)
-    with jobs.Job("bash", "-c", 'exec "$@" >lines', "bash", jobs.PYTHON, RANKS, "-n", 1, "--time-limit", "6s", "train.py",
-                  cwd=tmp_path, env=CPU) as job:
+    (tmp_path / "train.py").write_text("import time\nprint('x' * 50_000_000)\ntime.sleep(300)\n")
+    with jobs.Job("bash", "-c", 'exec "$@" >lines', "bash", jobs.PYTHON, RANKS, "-n", 1, "--time-limit", "6s",
+                  "train.py", cwd=tmp_path, env=CPU) as job:
         result = job.finish(90)
     assert result.code == 124
     assert result.seconds < 20 * jobs.PATIENCE

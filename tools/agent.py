@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -34,6 +35,8 @@ class Agent:
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)
         end_when_dead(self.link)
+        self.room = select.poll()
+        self.room.register(self.link, select.POLLOUT | select.POLLRDHUP)
         self.out, self.log = 1, None
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
@@ -74,12 +77,16 @@ class Agent:
         os._exit(code)
 
     def tell(self, **what):
-        """Tell the launcher something."""
-        if not self.scheduler:
-            try:
-                self.link.sendall(json.dumps(what).encode() + b"\n")
-            except OSError:
-                self.end()
+        """Tell the launcher something; end if it wants that, though it may not listen."""
+        data = b"" if self.scheduler else json.dumps(what).encode() + b"\n"
+        try:
+            while data:
+                [(_, state)] = self.room.poll()
+                if state & ~select.POLLOUT:
+                    self.end()
+                data = data[self.link.send(data, socket.MSG_DONTWAIT):]
+        except OSError:
+            self.end()
 
     def copy(self, pipe):
         """The script has written something: to the log, and to the launcher."""
