@@ -512,6 +512,40 @@ def test_a_norm_of_each_ranks_own_slices_has_a_note(how, notes, dry_run):
     assert len(found["ranks"][0]["notes"]) == notes
 
 
+SAVES = """
+import os
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.communication import init
+from mindspore.train import CheckpointConfig, Model, ModelCheckpoint
+os.chdir(os.path.dirname(os.path.abspath(__file__)))
+ms.set_context(mode=ms.GRAPH_MODE)
+init()
+ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+net = nn.Dense(8, 4)
+x = np.ones((8, 8), np.float32)
+data = ms.dataset.NumpySlicesDataset((x, x[:, :4]), ["x", "y"]).batch(8)
+model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params()))
+model.train(1, data, [ModelCheckpoint("net", "saved", CheckpointConfig(keep_checkpoint_max=1))],
+            dataset_sink_mode=False)
+ms.save_checkpoint(net, "best.ckpt")
+"""
+
+
+def test_a_script_that_saves_overwrites_nothing(dry_run, tmp_path):
+    """Its weights are untrained; ModelCheckpoint would also delete the oldest."""
+    (tmp_path / "saved").mkdir()
+    files = [tmp_path / name for name in ("best.ckpt", "saved/net-1_1.ckpt", "saved/net-2_1.ckpt")]
+    for file in files:
+        file.write_text(f"trained {file.name}")
+    (tmp_path / "saves.py").write_text(SAVES)
+    code, out, err, _ = dry_run(2, "0", tmp_path / "saves.py")
+    assert code == 0, out + err
+    assert sorted(tmp_path.rglob("*.ckpt")) == sorted(files)
+    assert all(file.read_text() == f"trained {file.name}" for file in files)
+
+
 def test_what_is_computed_on_slices_alone_has_a_note(dry_run):
     index = [] if version("mindspore").startswith("2.7.") else ["index"]  # 2.7 adds up an index, and then refuses it
     code, out, err, _ = dry_run(2, "0", SCRIPTS.parent / "compute_scripts" / "on_slices.py", "median", "value", *index)

@@ -563,7 +563,8 @@ class Job:
 
     def speaking(self):
         """The ranks that are not known to have ended, and their agents' connections."""
-        return [(rank, rank["link"]) for rank in self.ranks.values() if rank["code"] is None and "over" not in rank]
+        return [(rank, rank["link"]) for rank in self.ranks.values()
+                if rank["code"] is None and "over" not in rank and rank["link"].fileno() >= 0]  # end() closes them
 
     def is_over(self, rank):
         """A rank's agent has ended while nobody reads what is shown: if the rank has failed, end the others now."""

@@ -8,7 +8,7 @@ import sys
 import time
 
 LAST_WORDS = 2  # s: so long a line may take, once the job is to be ended
-NEVER_WAITING = {}  # terminals, opened anew: {what they are to others: what they are here}
+NEVER_WAITING = {}  # terminals, opened anew: {device: descriptor}
 
 
 def takes_more(file, seconds):
@@ -25,12 +25,14 @@ def write(file, data):
     open it anew lets it wait for no other process that uses it.
     """
     number = file.fileno()
-    if number not in NEVER_WAITING:
-        NEVER_WAITING[number] = number
-        if os.isatty(number):
+    if os.isatty(number):
+        terminal = os.fstat(number).st_rdev
+        if terminal not in NEVER_WAITING:
+            NEVER_WAITING[terminal] = number
             with contextlib.suppress(OSError):  # it belongs to another user
-                NEVER_WAITING[number] = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    return os.write(NEVER_WAITING[number], data[:select.PIPE_BUF])
+                NEVER_WAITING[terminal] = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        number = NEVER_WAITING[terminal]
+    return os.write(number, data[:select.PIPE_BUF])
 
 
 def drop_rest(stream):
