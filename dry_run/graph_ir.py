@@ -199,7 +199,9 @@ def on_slices(text):
         for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:]:  # of many lines, if it has constant tensors
             head, _, comments = node.partition("\n      : ")
             strategy = re.findall(r"in_strategy: \(\((.*?)\)", head)
-            cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1])] if strategy else [1]
+            cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1] if strategy else "")]
+            if not cuts:  # outside of what is differentiated, or of a number
+                continue
             found = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head)
             axis = re.search(r"(?:axis: |WithValue\(%\d+, )I64\((-?\d+)\)", head)
             source = user_line(comments.splitlines())

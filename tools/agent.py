@@ -84,7 +84,8 @@ class Agent:
                 [(_, state)] = self.room.poll()
                 if state & ~select.POLLOUT:
                     self.end()
-                data = data[self.link.send(data, socket.MSG_DONTWAIT):]
+                with contextlib.suppress(BlockingIOError):  # Linux is short of memory
+                    data = data[self.link.send(data, socket.MSG_DONTWAIT):]
         except OSError:
             self.end()
 

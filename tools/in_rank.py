@@ -250,7 +250,8 @@ def end_at_errors():
 
     def show_and_end(*error):
         if getattr(error[1], "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            script = [line for line in traceback.extract_tb(error[2]) if "site-packages" not in line.filename][-1]
+            lines = traceback.extract_tb(error[2])
+            script = ([line for line in lines if "-packages/" not in line.filename] or lines)[-1]
             print(f"{error[1]}: line {script.lineno} of {os.path.basename(script.filename)} had no room for what it "
                   "writes", file=sys.stderr)
         else:

@@ -172,11 +172,18 @@ def check(args):
     env.update({"BIND_RANKS": args.bind} if args.bind else {}, RANKS_LOCAL=f"{args.local[0]} {len(args.local)}")
     args.show = {args.local[0]} if args.show == "first" else args.show
     before.look(args, say)
-    if args.check and "--check" in args.options:
-        sys.exit(0)  # no more was asked for
+    if args.check:
+        end_after_check(args)
     if args.target == "CPU":
         share = max(1, len(os.sched_getaffinity(0)) // len(args.local))
         env.setdefault("OMP_NUM_THREADS", str(share))  # else one a core each
+
+
+def end_after_check(args):
+    """If the user has given --check to the script, no more is wanted."""
+    if "--check" in args.options:
+        say(f"{args.name}: the options and the data can be used; nothing was started (--check)")
+        sys.exit(0)
 
 
 def set_timeouts(args, env):
@@ -303,7 +310,7 @@ class Job:
             *self.server.getsockname(), self.token)))}
         ranks = [sys.executable, agent.__file__, "--agent", *args.runner, args.script, *options]
         names = [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
-        if not self.take_turns():
+        if not self.take_turns(names[0]):
             return
         new_folders(args, names)
         self.folders = {name: os.open(name, os.O_RDONLY) for name in names}
@@ -332,17 +339,18 @@ class Job:
                         *["--output-filename", f"{logs}:nocopy", "--merge-stderr-to-stdout"] * (not args.folder),
                         *ranks], env)
 
-    def take_turns(self):
-        """Wait until the ranks of a job that starts in this folder have opened their logs: if these were moved aside
-        before, they would write into ours. False: a signal has come.
+    def take_turns(self, folder):
+        """Wait until the ranks of a job that starts there have opened their logs: moved aside before, they would write
+        into ours. False: a signal has come.
         """
-        self.turn, end = "logs " + linux.key_of(self.args.folder or self.args.logs), None
+        self.turn, end = "logs " + linux.key_of(folder), None
         while not linux.take(self.turn):
             if not end:
                 end = time.monotonic() + 60
                 say(f"{self.args.name}: waiting for the start of another job in this folder")
             if time.monotonic() > end:
                 raise ValueError("another job has been starting in this folder for 60 s; start in another one")
+            self.look_at_the_clock()
             if self.signalled(0.1):
                 return False
         return True
@@ -768,9 +776,10 @@ def run(args):
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break
         say(f"{args.name}: restart {attempt} of {args.restarts}")
-        # Who was given --resume refuses what cannot be resumed. Ranks that failed before they wrote a line have not set
-        # aside what an earlier job saved, if they do that, and would go on with it.
-        worked = time.monotonic() > began + 60 or any(rank["count"] for job in args.jobs for rank in job.ranks.values())
+        # Who was given --resume refuses what cannot be resumed. Ranks that failed before they said a word have not set
+        # aside what an earlier job saved, if they do that, and would go on with it. Servers would have to agree on it.
+        worked = servers or time.monotonic() > began + 60 or any(
+            rank["count"] or "word" in rank for job in args.jobs for rank in job.ranks.values())
         if worked and not any(re.match("--resume(=|$)", option) for option in args.options):
             options = [*args.options, "--resume=if-saved"]
     if code:

@@ -76,6 +76,7 @@ def check_script(args, launch):
     """The script's own check, now: what is wrong here need not be looked for elsewhere."""
     if args.check:
         launch.check_script(args)
+        launch.end_after_check(args)
         args.check = False
 
 
@@ -163,11 +164,13 @@ def prepare_msrun(args, launch):
     if here:
         refuse_if(address == "0.0.0.0", "--master-addr 0.0.0.0 is no machine's address; name that of machine 0")
         try:
-            with socket.create_server((address, int(args.master_port))) as server:
-                socket.create_connection(server.getsockname(), timeout=2).close()  # not to a broadcast address
+            server = socket.create_server((address, int(args.master_port)))
         except (OSError, OverflowError):
             raise ValueError(f"port {args.master_port} of {address} is taken; choose another "
                              "--master-port, the same on all machines") from None
+        with server:
+            refuse_if(not launch.listens(server.getsockname()),
+                      f"--master-addr {address} is no address that others can connect to; name another of this machine")
     first = args.n // nodes * int(rank)
     args.meeting = address, int(args.master_port) + 1, list(range(0, args.n, args.n // nodes))  # with --restarts
     if not here and not args.restarts:

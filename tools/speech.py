@@ -59,8 +59,9 @@ class Speech:
 
     def say(self, line, to=None):
         """Print a line; when nobody reads any more, the job goes on in silence."""
-        to, began = to or sys.stdout, time.monotonic()
+        to = to or sys.stdout
         for file in getattr(to, "files", [to]):
+            began = time.monotonic()
             rest = memoryview(f"{line}\n".encode(file.encoding, file.errors))
             try:
                 while rest and self.room(file) and (self.hurry is None or time.monotonic() < began + LAST_WORDS):
@@ -84,13 +85,15 @@ class Speech:
             for number, what in ((file, select.POLLOUT), (self.job.wake, select.POLLIN), *(
                     (number, select.POLLRDHUP) for number in links)):
                 files.register(number, what)
-            found = {number for number, _ in files.poll(1000 * max(0, left) if left < 1e6 else None)}
+            found = {number for number, _ in files.poll(1000 * max(0, min(1, left)))}
             if self.job.wake.fileno() in found or time.monotonic() >= self.job.args.deadline:
                 self.hurry = 0.2
             elif file.fileno() in found:
                 return True
             for number in found & links.keys():
                 self.job.is_over(links[number])
+            if not found and any(rank["code"] for rank in self.job.ranks.values()):
+                self.job.end_ranks()  # one that had failed before
         if takes_more(file, self.hurry):
             return True
         self.hurry = 0
