@@ -367,7 +367,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     for folder in ("file", "file/ck", "/proc/ck"):
         result = alone("--ckpt-dir", folder, cwd=tmp_path)
-        assert result.code == (1 if folder == "/proc/ck" and os.geteuid() == 0 else 2)
+        assert result.code == 2
         assert re.search(rf"{folder}\S* cannot be (made|written)", result.output), result.output
         assert "Traceback" not in result.output
     (tmp_path / "ck").mkdir()
@@ -598,7 +598,7 @@ def test_a_parallel_mode_without_a_launcher_names_it(tmp_path):
 def test_restarts_end_with_the_last_failure(tmp_path):
     lesson = jobs.planted("checkpoints", tmp_path, "train.py", (
         "ms.set_context(mode=ms.GRAPH_MODE)\n",
-        "raise SystemExit(8 if args.resume == 'if-saved' else 7)\n"))
+        "print('begins', flush=True)\nraise SystemExit(8 if args.resume == 'if-saved' else 7)\n"))
     result = jobs.run("bash", lesson / "run.sh", "data_parallel", 2, "--restarts", 2, "--", "--ckpt-dir", "ck",
                       cwd=tmp_path)
     assert result.code == 8
