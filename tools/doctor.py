@@ -302,6 +302,10 @@ def look_at_hosts(report, lines):
     if not hosts:
         report.add("Hosts", "fault", "the hostfile names no host", "write one a line: HOST slots=N")
         return
+    if strange := [host for host in hosts if not host.isprintable() or host.startswith("-")]:
+        report.add("Hosts", "fault", f"{strange[0]!r} in the hostfile is no name of a host",
+                   "write one a line: HOST slots=N")
+        return
     ssh = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = pool.map(lambda host: output_of(*ssh, host, "true", timeout=10), hosts)
