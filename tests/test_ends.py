@@ -176,8 +176,11 @@ def test_a_job_ends_though_its_terminal_stands_still(tmp_path):
 def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, tmp_path):
     """And one that ends well does not."""
     (tmp_path / "train.py").write_text(
-        "import os, sys, time\nos.chdir('..')\nif os.environ['RANKS_RANK'] == '1':\n    time.sleep(2)\n    "
+        "import os, sys, time\nos.chdir('..')\nif os.environ['RANKS_RANK'] == '1':\n    os.mknod('began')\n    "
+        "time.sleep(4)\n    "
         f"os.mknod('ended')\n    sys.exit({code})\nopen('pid', 'w').write(str(os.getpid()))\n"
+        "while not os.path.exists('began'):\n    time.sleep(0.01)\n"
+        "time.sleep(1)\n"  # so that the launcher has heard of rank 1 before nobody reads
         "while not os.path.exists('enough'):\n    print('x' * 1000)\n")
     os.mkfifo(tmp_path / "lines")
     held = os.open(tmp_path / "lines", os.O_RDWR)
