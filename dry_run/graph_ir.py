@@ -198,6 +198,8 @@ def on_slices(text):
     for subgraph in text.split("\nsubgraph @")[1:] if "BatchParallel: Bool(1)" in text or "WithValue(" in text else ():
         for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:]:  # of many lines, if it has constant tensors
             head, _, comments = node.partition("\n      : ")
+            if "BatchParallel: Bool(1)" not in head and "WithValue(" not in head:
+                continue
             strategy = re.findall(r"in_strategy: \(\((.*?)\)", head)
             cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1] if strategy else "")]
             if not cuts:  # outside of what is differentiated, or of a number

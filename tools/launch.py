@@ -570,8 +570,8 @@ class Job:
             rank["link"].sendall(json.dumps(what).encode() + b"\n")
 
     def speaking(self):
-        """The ranks that are not known to have ended, and their agents' connections."""
-        return [(rank, rank["link"]) for rank in self.ranks.values()
+        """The ranks that are not known to have ended."""
+        return [rank for rank in self.ranks.values()
                 if rank["code"] is None and "over" not in rank and rank["link"].fileno() >= 0]  # end() closes them
 
     def is_over(self, rank):
@@ -596,7 +596,7 @@ class Job:
         self.server.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
-            for pid in itertools.chain(*(linux.session_of(process.pid) for process in self.started)):
+            for pid in linux.session_of(*(process.pid for process in self.started)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while left and time.monotonic() < deadline:
@@ -607,11 +607,12 @@ class Job:
                 time.sleep(0.02)
         for rank in self.ranks.values():
             rank["link"].close()
-            # An agent that was killed, as by MindSpore's msrun, has not ended what its script had started.
-            here = rank["host"] == socket.gethostname()
-            for pid in linux.session_of(rank["pid"]) if here and rank["code"] != 0 else ():
-                with contextlib.suppress(OSError):  # it has ended
-                    os.kill(pid, signal.SIGKILL)
+        # An agent that was killed, as by MindSpore's msrun, has not ended what its script had started.
+        failed = [rank["pid"] for rank in self.ranks.values()
+                  if rank["code"] != 0 and rank["host"] == socket.gethostname()]
+        for pid in linux.session_of(*failed) if failed else ():
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(pid, signal.SIGKILL)
 
 
 def whole(message):

@@ -18,15 +18,15 @@ def stat_of(pid):
     return None
 
 
-def stats_of(leader):
-    """The same of all processes of a session, those included that ended and wait to be cleared: {pid: stat_of()}."""
+def stats_of(*leaders):
+    """The same of all processes of sessions, those included that ended and wait to be cleared: {pid: stat_of()}."""
     stats = {int(folder.name): stat_of(folder.name) for folder in Path("/proc").glob("[0-9]*")}
-    return {pid: stat for pid, stat in stats.items() if stat and stat[3] == str(leader)}
+    return {pid: stat for pid, stat in stats.items() if stat and stat[3] in map(str, leaders)}
 
 
-def session_of(leader):
-    """The processes of a session that still run."""
-    return [pid for pid, stat in stats_of(leader).items() if stat[0] != "Z"]
+def session_of(*leaders):
+    """The processes of sessions that still run."""
+    return [pid for pid, stat in stats_of(*leaders).items() if stat[0] != "Z"]
 
 
 TAKEN = []  # names and folders that this process has taken

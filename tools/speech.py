@@ -11,11 +11,17 @@ LAST_WORDS = 2  # s: so long a line may take, once the job is to be ended
 NEVER_WAITING = {}  # terminals, opened anew: {device: descriptor}
 
 
+def ready(seconds, *wanted):
+    """The numbers of those files of (file, events) that are ready within so many seconds (None: for ever)."""
+    files = select.poll()
+    for file, events in wanted:
+        files.register(file, events)
+    return {number for number, _ in files.poll(None if seconds is None else 1000 * seconds)}
+
+
 def takes_more(file, seconds):
     """Does a file take more, at once or within so many seconds (None: for ever)?"""
-    files = select.poll()
-    files.register(file, select.POLLOUT)
-    return bool(files.poll(None if seconds is None else 1000 * seconds))
+    return bool(ready(seconds, (file, select.POLLOUT)))
 
 
 def write(file, data):
@@ -79,13 +85,11 @@ class Speech:
     def room(self, file):
         """Wait until a file takes more; False if it does not, and the job is to be ended."""
         while self.hurry is None and self.job:
-            left = self.job.args.deadline - time.monotonic()
-            links = {link.fileno(): rank for rank, link in self.job.speaking()}
-            files = select.poll()
-            for number, what in ((file, select.POLLOUT), (self.job.wake, select.POLLIN), *(
-                    (number, select.POLLRDHUP) for number in links)):
-                files.register(number, what)
-            found = {number for number, _ in files.poll(1000 * max(0, min(1, left)))}
+            ours, links = ((file, select.POLLOUT), (self.job.wake, select.POLLIN)), {}
+            if not (found := ready(0, *ours)):  # nobody reads: what happens to the ranks meanwhile?
+                left = self.job.args.deadline - time.monotonic()
+                links = {rank["link"].fileno(): rank for rank in self.job.speaking()}
+                found = ready(max(0, min(1, left)), *ours, *((number, select.POLLRDHUP) for number in links))
             if self.job.wake.fileno() in found or time.monotonic() >= self.job.args.deadline:
                 self.hurry = 0.2
             elif file.fileno() in found:
