@@ -172,21 +172,27 @@ def test_a_job_ends_though_its_terminal_stands_still(tmp_path):
     assert not result.left_over
 
 
-@pytest.mark.parametrize("code", [7, 0])
-def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, tmp_path):
-    """And one that ends well does not."""
+@pytest.mark.parametrize(("code", "late"), [(7, False), (7, True), (0, True)])
+def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, late, tmp_path):
+    """Also one of which the launcher has not heard before; one that ends well does not."""
     (tmp_path / "train.py").write_text(
         "import os, sys, time\nos.chdir('..')\nif os.environ['RANKS_RANK'] == '1':\n    os.mknod('began')\n    "
-        "time.sleep(4)\n    "
+        "while not os.path.exists('full'):\n        time.sleep(0.01)\n    "
         f"os.mknod('ended')\n    sys.exit({code})\nopen('pid', 'w').write(str(os.getpid()))\n"
-        "while not os.path.exists('began'):\n    time.sleep(0.01)\n"
-        "time.sleep(1)\n"  # so that the launcher has heard of rank 1 before nobody reads
+        f"while not {late} and not os.path.exists('began'):\n    time.sleep(0.01)\n"
+        f"time.sleep({int(not late)})\n"  # so that the launcher has heard of rank 1 before nobody reads
         "while not os.path.exists('enough'):\n    print('x' * 1000)\n")
+    (tmp_path / "sitecustomize.py").write_text(  # the agent of rank 1 comes when nobody reads
+        "import os, time\nwhile os.environ.get('RANK_ID') == '1' and 'RANKS_LAUNCHER' in os.environ and not "
+        "os.path.exists('full'):\n    time.sleep(0.01)\n" * late)
     os.mkfifo(tmp_path / "lines")
     held = os.open(tmp_path / "lines", os.O_RDWR)
     with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2, "--with", "table",
-                  "train.py", cwd=tmp_path, env=CPU) as job:
+                  "train.py", cwd=tmp_path, env={**CPU, "PYTHONPATH": str(tmp_path)}) as job:
         deadline = time.monotonic() + 30 * jobs.PATIENCE
+        while select.select([], [held], [], 0)[1] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        (tmp_path / "full").touch()
         while not (tmp_path / "ended").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         first = Path("/proc", (tmp_path / "pid").read_text())

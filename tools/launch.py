@@ -252,6 +252,9 @@ class Job:
         self.args, self.server = args, socket.create_server((args.address, 0), backlog=999)
         args.jobs.append(self)
         self.token, self.ranks, self.started = f"{random.getrandbits(64):x}", {}, []
+        self.server.setblocking(False)
+        self.files = selectors.DefaultSelector()
+        self.files.register(self.server, selectors.EVENT_READ)
         self.ended = None  # when all ranks had ended well
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
         self.stopped, (self.wake, self.written) = False, args.signals
@@ -369,15 +372,14 @@ class Job:
 
     def watch(self):
         """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
-        files, over = selectors.DefaultSelector(), None
-        files.register(self.server, selectors.EVENT_READ)
+        files, over = self.files, None
         files.register(self.wake, selectors.EVENT_READ)
         for link in self.servers.links.values() if self.servers else ():
             files.register(link, selectors.EVENT_READ, self.servers)
         while True:
             events = files.select(0.2)
             for key, _ in events:
-                if end := self.take(files, key):
+                if end := self.take(key):
                     return end
             self.look_at_the_clock()
             if self.stopped and (result := self.stopped.go_on()):
@@ -396,12 +398,18 @@ class Job:
                     self.starter, self.stopped = next(filter(None, codes), 0), False
                     return next((code if code > 0 else 128 - code for code in codes if code), 0), None
 
-    def take(self, files, key):
-        """Take in what has come on a connection; returns what watch() is to return, None: it goes on."""
-        if key.fileobj is self.server:
+    def accept(self):
+        """Take in a connection, of an agent or of a stranger."""
+        with contextlib.suppress(BlockingIOError):  # notice() has done so
             link = self.server.accept()[0]
             agent.end_when_dead(link)
-            files.register(link, selectors.EVENT_READ, {"rest": bytearray(), "rank": None, "end": b""})
+            self.files.register(link, selectors.EVENT_READ,
+                                {"rest": bytearray(), "rank": None, "end": b"", "over": False})
+
+    def take(self, key):
+        """Take in what has come on a connection; returns what watch() is to return, None: it goes on."""
+        if key.fileobj is self.server:
+            self.accept()
         elif key.fileobj is self.wake:
             number = self.wake.recv(1)[0]
             if not self.save_first(number):
@@ -411,19 +419,19 @@ class Job:
                         "system, or a terminal that was closed")
                 return 128 + number, None
         elif key.data is self.servers:
-            files.unregister(key.fileobj)
+            self.files.unregister(key.fileobj)
             code, self.reason, self.stopped = self.servers.news(key.fileobj)
             if code:
                 return code, None
         elif not self.hear(key.fileobj, key.data):
-            files.unregister(key.fileobj)
+            self.files.unregister(key.fileobj)
             key.fileobj.close()
         failed = [rank for rank in self.ranks.values() if rank["code"]]
         if not failed or self.stopped:
             return None
         halted = self.halted()  # mpirun may end it in a moment
         # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
-        self.listen(files, 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        self.listen(0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         return self.name_one_of(failed, halted)
 
     def halted(self):
@@ -454,12 +462,12 @@ class Job:
             self.guess = "the ranks were ended by TERM, which did not come from this program"
         return failed["code"], failed["rank"]
 
-    def listen(self, files, seconds):
+    def listen(self, seconds):
         """A rank has failed: hear the others for a moment. One that was killed is the cause, though another one, which
         missed it, may have been quicker to say so.
         """
         end, links = time.monotonic() + seconds, selectors.DefaultSelector()
-        for key in [key for key in files.get_map().values() if isinstance(key.data, dict)]:
+        for key in self.links():
             links.register(key.fileobj, selectors.EVENT_READ, key.data)
         while (left := end - time.monotonic()) > 0:
             for key, _ in links.select(left):
@@ -503,7 +511,7 @@ class Job:
         for message in filter(None, messages):
             if state["rank"] is None:
                 state["rank"] = self.ranks[message["rank"]] = {
-                    **message, "link": link, "state": state, "lines": collections.deque(maxlen=30), "count": 0,
+                    **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0,
                     "losses": [], "accuracy": ""}
                 if len(self.ranks) >= len(self.args.local):
                     linux.release(self.turn)
@@ -569,30 +577,39 @@ class Job:
         with contextlib.suppress(OSError):  # it has ended
             rank["link"].sendall(json.dumps(what).encode() + b"\n")
 
-    def speaking(self):
-        """The ranks that are not known to have ended."""
-        return [rank for rank in self.ranks.values()
-                if rank["code"] is None and "over" not in rank and rank["link"].fileno() >= 0]  # end() closes them
+    def links(self):
+        """The connections of agents, as the selector's keys; none after end()."""
+        return [key for key in (self.files.get_map() or {}).values() if isinstance(key.data, dict)]
 
-    def is_over(self, rank):
-        """A rank's agent has ended while nobody reads what is shown: if the rank has failed, end the others now."""
-        rank["over"] = said = rank["state"]["end"]
+    def awaited(self):
+        """What may come while nobody reads what is shown, as speech.ready() takes it: another agent, or one's end."""
+        return [(link.fd, select.POLLRDHUP) for link in self.links() if not link.data["over"]] + [
+            (self.server.fileno(), select.POLLIN)] * (self.server.fileno() >= 0)
+
+    def notice(self, number):
+        """That has come. If a rank has failed, end the others now."""
+        if number == self.server.fileno():
+            return self.accept()
+        link = self.files.get_key(number)
+        link.data["over"], said = True, link.data["end"]
         with contextlib.suppress(OSError):
-            said += rank["link"].recv(1 << 24, socket.MSG_PEEK)
-        if not said.endswith(b'{"code": 0}\n'):
+            said += link.fileobj.recv(1 << 24, socket.MSG_PEEK)
+        if (link.data["rank"] or self.token.encode() in said) and not said.endswith(b'{"code": 0}\n'):
             self.end_ranks()
+        return None
 
     def end_ranks(self):
         """Agents end their ranks when the launcher's side of the connection ends, and then themselves."""
-        for rank in self.ranks.values():
+        for link in self.links():
             with contextlib.suppress(OSError):  # it has ended
-                rank["link"].shutdown(socket.SHUT_WR)
+                link.fileobj.shutdown(socket.SHUT_WR)
 
     def end(self):
         """End all processes: ranks and their agents, and launchers by signals. At most 6 s."""
         MOVING.stop()
         linux.release(self.turn)
         self.end_ranks()
+        self.files.close()
         self.server.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]

@@ -85,17 +85,17 @@ class Speech:
     def room(self, file):
         """Wait until a file takes more; False if it does not, and the job is to be ended."""
         while self.hurry is None and self.job:
-            ours, links = ((file, select.POLLOUT), (self.job.wake, select.POLLIN)), {}
+            ours, news = ((file, select.POLLOUT), (self.job.wake, select.POLLIN)), ()
             if not (found := ready(0, *ours)):  # nobody reads: what happens to the ranks meanwhile?
                 left = self.job.args.deadline - time.monotonic()
-                links = {rank["link"].fileno(): rank for rank in self.job.speaking()}
-                found = ready(max(0, min(1, left)), *ours, *((number, select.POLLRDHUP) for number in links))
+                news = self.job.awaited()
+                found = ready(max(0, min(1, left)), *ours, *news)
             if self.job.wake.fileno() in found or time.monotonic() >= self.job.args.deadline:
                 self.hurry = 0.2
             elif file.fileno() in found:
                 return True
-            for number in found & links.keys():
-                self.job.is_over(links[number])
+            for number in found & {number for number, _ in news}:
+                self.job.notice(number)
             if not found and any(rank["code"] for rank in self.job.ranks.values()):
                 self.job.end_ranks()  # one that had failed before
         if takes_more(file, self.hurry):
