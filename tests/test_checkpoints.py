@@ -134,7 +134,7 @@ def copy_of(one, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- kills
-KILLS = 20
+KILLS = 8
 
 
 def start(folder, epochs, *options, restarts=0):
