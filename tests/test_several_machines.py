@@ -390,7 +390,9 @@ def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
     hostfile = write(tmp_path / "hostfile", "node2 slots=3\nnode1 slots=2 max_slots=4 # this one\n")
     command = (jobs.PYTHON, TOOLS / "check_hosts.py", "--hostfile", hostfile, "--scripts", LESSON, "--interface",
                "eth0")
-    with both[0].job(*command, "--data-path", mnist, cwd=tmp_path) as job:
+    jobs.stand_in(tmp_path / "ssh", 'sleep 600 >/dev/null &\nexec ssh "$@"')  # stays, as with ControlPersist
+    with both[0].job(*command, "--data-path", mnist, cwd=tmp_path, env={
+            "SSH": f"'{tmp_path / 'ssh'}' -F {both[0].folder / 'ssh_config'}"}) as job:
         result = job.finish(60)
     assert result.code == 0, result.output
     assert "!" not in result.output

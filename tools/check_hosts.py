@@ -185,9 +185,13 @@ def ask(host, wanted):
         command = [*shlex.split(os.getenv("SSH") or "ssh"), "-x", "-o", "BatchMode=yes", "-o",
                    "ConnectTimeout=8", host, shlex.join(command)]
     try:
-        done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
-                              capture_output=True, timeout=SECONDS, check=False,
-                              encoding="utf-8", errors="replace")
+        # Not a pipe: with ControlPersist, older versions of ssh leave a process that holds stderr.
+        with open(os.memfd_create("said"), "w+", encoding="utf-8", errors="replace") as said:
+            done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
+                                  stdout=subprocess.PIPE, stderr=said, timeout=SECONDS,
+                                  check=False, encoding="utf-8", errors="replace")
+            said.seek(0)
+            done.stderr = said.read()
     except subprocess.TimeoutExpired:
         return f"it gave no answer within {SECONDS} s: is it overloaded, or a network drive stuck?"
     except OSError as error:

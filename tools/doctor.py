@@ -80,13 +80,16 @@ class Report:
 def output_of(*command, timeout=20, env=None):
     """(exit code, stdout and stderr) of a command; 127 if it is not there, 124 if it takes too long."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                              timeout=timeout, check=False, env=env)
+        # Not a pipe: a process that ssh leaves, with ControlPersist, would hold it open.
+        with open(os.memfd_create("output"), "w+b") as output:
+            done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                  timeout=timeout, check=False, env=env)
+            output.seek(0)
+            return done.returncode, output.read().decode(errors="replace")
     except subprocess.TimeoutExpired:
         return 124, f"no answer within {timeout} s"
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"
-    return done.returncode, done.stdout.decode(errors="replace")
 
 
 def read(path):
