@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import runpy
 import signal
 import socket
@@ -108,10 +109,15 @@ class Computer:
                 except Exception as error:
                     self.refusal = error
                     raise
-            model = executor.get_func_graph_proto(phase, "mind_ir", False)
-            layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
             text = graph_ir.read(files[-1]) if files else ""
+            if python := re.search(r"= PyExecute\(.*((?:\n      .*)*)", text):  # MindSpore would raise
+                where = ", ".join(filter(None, ("PyExecute", graph_ir.user_line(python[1].splitlines()))))
+                raise PlanError(f"a part of this graph is Python that runs while the graph does ({where}), as sparse "
+                                "gradients of nn.EmbeddingLookup are, which is not computed; take another layer, such "
+                                "as nn.Embedding", by_all=True)
+            model = executor.get_func_graph_proto(phase, "mind_ir", False)
+            layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             if wrong := self.slices.wrong(parameters_of(obj), layouts, self.links.rank):
                 raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)

@@ -20,6 +20,8 @@ COLLECTIVES = ("AllReduce", "AllGather", "AllGatherV", "ReduceScatter", "ReduceS
                "Reduce", "Send", "Receive", "AlltoAll", "AllToAll", "AllToAllv", "AlltoAllV",
                "NeighborExchange", "NeighborExchangeV2", "CollectiveScatter", "CollectiveGather", "Barrier",
                "BatchISendIRecv")
+ON_SLICES = re.compile(r"BatchParallel: Bool\(1\)|Arg(?:[mM]ax|[mM]in)(?:WithValue)?\(|"
+                       r"TensorScatter(?:Add|Sub|Mul|Div)\(")  # what on_slices() looks at
 PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
                        re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
@@ -188,32 +190,38 @@ def on_slices(text):
     """What each rank computes on its slice alone, whatever belongs to it on other ranks.
 
     MindSpore cuts operators that it has no rule for by their first dimension (BatchParallelInfo, which ignores a
-    strategy of the script), and the index of ops.max and ops.min along an axis that is cut counts within a slice.
+    strategy of the script). An index along an axis that is cut counts within a slice. Where the rows of a tensor are
+    cut, some of its scattering operators take a row of the ranks before as one of theirs (the mask of their rule does
+    not know negative differences).
 
     Returns:
-        ({operator: source}, [source]): the operators without a rule, and where such an index is taken; a source is
-        "file:line" of the script, or "".
+        {(kind, operator): sources}: kind is "no rule", "index" or "rows"; sources, a set, are "file:line" of scripts.
     """
-    operators, indices = {}, []
-    for subgraph in text.split("\nsubgraph @")[1:] if "BatchParallel: Bool(1)" in text or "WithValue(" in text else ():
+    found = {}
+    for subgraph in text.split("\nsubgraph @")[1:] if ON_SLICES.search(text) else ():
         for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:]:  # of many lines, if it has constant tensors
             head, _, comments = node.partition("\n      : ")
-            if "BatchParallel: Bool(1)" not in head and "WithValue(" not in head:
+            if not ON_SLICES.search(head):
                 continue
             strategy = re.findall(r"in_strategy: \(\((.*?)\)", head)
             cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1] if strategy else "")]
             if not cuts:  # outside of what is differentiated, or of a number
                 continue
-            found = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head)
-            axis = re.search(r"(?:axis: |WithValue\(%\d+, )I64\((-?\d+)\)", head)
-            source = user_line(comments.splitlines())
-            if "BatchParallel: Bool(1)" in head and max(cuts) > 1:
-                operators[found[2]] = operators.get(found[2]) or source
-            elif "WithValue(" in head and axis and cuts[int(axis[1])] > 1 and re.search(
-                    rf"TupleGetItem\({found[1]}, I64\(0\)\).*\n.*\n      # Fullname with scope: \((?!Gradients/)",
-                    subgraph):
-                indices.append(source)
-    return operators, indices
+            number, name = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head).groups()
+            axis = re.search(r"(?:axis: |\w\(%\d+, )I64\((-?\d+)\)", head)
+            depth = re.search(r"<Tensor\[Int\d+\], \((?:\d+, )*(\d+)\)>", comments)  # of the indices
+            kind = ""
+            if "BatchParallel: Bool(1)" in head:
+                kind = "no rule" * (max(cuts) > 1)
+            elif name.startswith("TensorScatter"):
+                kind = "rows" * (max(cuts[:int(depth[1]) if depth else 1]) > 1)
+            elif axis and cuts[int(axis[1])] > 1 and ("Value" not in name or re.search(  # is the index used?
+                    rf"TupleGetItem\({number}, I64\(0\)\).*\n.*\n      # Fullname with scope: \((?!Gradients/)",
+                    subgraph)):
+                kind = "index"
+            if kind:
+                found.setdefault((kind, name), set()).update({user_line(comments.splitlines())} - {""})
+    return found
 
 
 def read(path):

@@ -14,18 +14,21 @@ WANTED = ("in {} a network must be compiled, together with its optimizer, and {}
           "mindspore.set_context(mode=mindspore.GRAPH_MODE), and train by Model.train or nn.TrainOneStepCell")
 
 UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
-             "large. MindSpore plans so where the function that is differentiated returns more than its loss "
-             "(has_aux=True, or a tuple): return the loss alone; and where the loss is the mean of "
-             "nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
+             "large, unless the loss has a number for each sample. MindSpore plans so where the function that is "
+             "differentiated returns more than its loss (has_aux=True, or a tuple): return the loss alone; and where "
+             "the loss is the mean of nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
+CALLED = {"ArgMaxWithValue": "ops.max", "ArgMinWithValue": "ops.min"}  # as scripts have it
 ALONE = {"Im2Col", "IsNan", "Sinc"}  # have no rule and need none
-OWN_INDEX = ("the index of ops.max or ops.min{} counts within each rank's own slice, for the plan cuts the axis that "
-             "it is taken along (the value is right): take it of ops.argmax or ops.argmin")
+OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan cuts the axis that it is taken along: "
+             "give the operator a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
+OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "
+            "give it a strategy of ones, such as ops.TensorScatterAdd().shard(((1, 1), (1, 1), (1, 1)))")
 
 
 def planned_mode():
@@ -93,9 +96,9 @@ def notes_of(text, planned, layouts):
             and ms.get_auto_parallel_context("pipeline_stages") == 1
             and (cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean")))):
         notes.append(UNDIVIDED)
-    operators, indices = graph_ir.on_slices(text)
-    named = [op + f" ({source})" * bool(source) for op, source in sorted(operators.items()) if op not in ALONE]
-    if named:
-        notes.append(NO_RULE.format(", ".join(named)))
-    notes += [OWN_INDEX.format(f" ({source})" * bool(source)) for source in sorted(set(indices))]
-    return notes
+    sentences = {"no rule": NO_RULE, "index": OWN_INDEX, "rows": OWN_ROWS}
+    named = {kind: [] for kind in sentences}
+    for (kind, name), sources in sorted(graph_ir.on_slices(text).items()):
+        if kind != "no rule" or name not in ALONE:
+            named[kind].append(CALLED.get(name, name) + f" ({', '.join(sorted(sources))})" * bool(sources))
+    return notes + [sentences[kind].format(", ".join(names)) for kind, names in named.items() if names]

@@ -26,6 +26,8 @@ class Net(nn.Cell):
         self.matmul = ops.MatMul().shard(((1, 2), (2, 1)))
         self.thirds = ops.ReLU().shard(((1, 3),))
         self.weight = ms.Parameter(Tensor(np.ones((8, 8)), ms.float32))
+        if fault == "sparse":
+            self.table = nn.EmbeddingLookup(8, 8, slice_mode="table_row_slice")
 
     def construct(self, x):
         if self.fault == "unplannable":
@@ -37,6 +39,8 @@ class Net(nn.Cell):
             x = x + ops.NPUAllocFloatStatus()()
         if self.fault == "masked":
             x = x * ops.grad(lambda y: ops.masked_select(y, y > 0).sum())(x)
+        if self.fault == "sparse":
+            x = x + self.table(x.astype(ms.int32)).sum(-1)
         return self.matmul(x, self.weight)
 
 
@@ -47,8 +51,8 @@ if fault == "other_batch_in_a_class":
     net.dataset_strategy("full_batch")
 if fault == "pynative_trains":
     net = nn.TrainOneStepCell(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
-if fault in ("Lamb", "ASGD"):
-    net = nn.TrainOneStepCell(net, getattr(nn, fault)(net.trainable_params(), 0.1))
+if fault in ("Lamb", "ASGD", "sparse"):
+    net = nn.TrainOneStepCell(net, getattr(nn, fault.replace("sparse", "SGD"))(net.trainable_params(), 0.1))
 if fault == "loss_scale":
     net = nn.TrainOneStepWithLossScaleCell(net, nn.SGD(net.trainable_params(), 0.1), Tensor(1024, ms.float32))
 if fault == "pipeline_by_hand":

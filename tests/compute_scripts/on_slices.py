@@ -1,4 +1,4 @@
-"""Operators along the batch, which semi-automatic parallel cuts in two: what it has no rule for, and an index.
+"""Operators along the batch, which semi-automatic parallel cuts in two: what has no rule, an index, and rows.
 
     python on_slices.py median                                    one process
     python dry_run/compute.py -n 2 on_slices.py median index ...  the plan of two ranks; one line for each
@@ -24,6 +24,9 @@ class Net(nn.Cell):
     def __init__(self, how):
         super().__init__()
         self.weight, self.how = Parameter(Tensor(WEIGHT), name="weight"), how
+        cut = 2 if how in ("cut argmax", "cut rows") else 1
+        self.argmax = ops.Argmax(0).shard(((cut, 1),))
+        self.add = ops.TensorScatterAdd().shard(((cut, 1), (1, 1), (1, 1)))
 
     def construct(self, x):
         y = ops.matmul(x, self.weight)
@@ -36,7 +39,9 @@ class Net(nn.Cell):
             return value + index
         if self.how == "value":
             return ops.max(y, 0)[0]
-        return ops.argmax(y, 0)
+        if "rows" in self.how:
+            return self.add(y, Tensor([[1], [3]], ms.int32), y[:2])
+        return self.argmax(y)
 
 
 for each in sys.argv[1:]:
