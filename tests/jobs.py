@@ -46,7 +46,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @dataclasses.dataclass
 class Result:
-    """What a command did: exit code, output (stdout and stderr together), seconds, processes it left behind."""
+    """What a command did: exit code (130 where it died of SIGINT, as a shell has it), output (stdout and stderr
+    together), seconds, processes it left behind.
+    """
 
     code: int
     output: str
@@ -169,6 +171,7 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {PATIENCE * timeout} s: {self.command}\n"
                                  f"{self.output()}") from None
+        code = 128 + signal.SIGINT if code == -signal.SIGINT else code
         seconds = time.monotonic() - self.started
         left_over = marked(self.mark)
         deadline = time.monotonic() + 2  # a log follower may need a moment

@@ -342,6 +342,30 @@ def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
     assert f"MindSpore's scheduler, process {scheduler} of rank 0, was ended by signal 9" in result.output
 
 
+def test_ctrl_c_ends_a_loop_around_the_job(tmp_path):
+    """As bash goes on after what ends well or badly, only not after what dies of Ctrl-C."""
+    (tmp_path / "train.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    with jobs.Job("bash", "-c", 'for i in 1 2; do echo begin $i; "$@"; done', "bash", jobs.PYTHON, RANKS, "-n", 2,
+                  "--with", "table", "train.py", cwd=tmp_path, env=CPU) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.killpg(job.process.pid, signal.SIGINT)
+        result = job.finish(60)
+    assert result.code == 130
+    assert result.output.count("begin") == 1
+    assert not result.left_over
+
+
+def test_term_ends_a_job_in_the_background_of_a_terminal_that_stops_what_writes(tmp_path):
+    (tmp_path / "train.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    script = """stty tostop; "$@" & until grep -q '^State:.T' /proc/$!/status; do sleep 0.1; done
+        kill $!; kill -CONT $!; while kill -0 $! 2>/dev/null && ((waited++ < 300)); do sleep 0.1; done
+        wait $!; echo code $?"""
+    result = jobs.run(jobs.PYTHON, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", "bash", "-mc", script, "bash",
+                      jobs.PYTHON, RANKS, "-n", 1, "--with", "table", "train.py", cwd=tmp_path, env=CPU)
+    assert re.search(r"code 143\b", result.output), result.output
+    assert not result.left_over
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C", "killed", "TERM after a rank's end"])
 def test_a_job_that_ends_too_soon_says_with_what_it_can_be_resumed(how, tmp_path):
     script = TESTS.replace("\ntime.sleep", "\nif os.environ['RANKS_RANK'] == '0': os._exit(0)\ntime.sleep")

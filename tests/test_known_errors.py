@@ -118,7 +118,7 @@ IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
               "data-worker"}
 BY_A_TEST = {"host-name", "mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
-             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config"}
+             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config", "keyboard"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -370,6 +370,21 @@ def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
     check_hint("disk-full", result.output)
     assert "No space left on device: line " in result.output
     assert "Traceback" not in result.output
+
+
+def test_what_a_full_disk_has_cut_from_a_log_is_looked_at_all_the_same(tmp_path):
+    (tmp_path / "log").write_text("epoch: 1\n")
+    assert known_errors.hint(tmp_path / "log", 1, ["OSError: [Errno 28] No space left on device"]) == (
+        f"{entry('disk-full')['means']}: {entry('disk-full')['do']}")
+
+
+@pytest.mark.parametrize("line", ["input('learning rate? ')", "breakpoint()"])
+def test_a_rank_that_asks_at_the_keyboard(line, tmp_path):
+    (tmp_path / "rank.py").write_text(f"{line}\nprint('on')\n")
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "mnist_ddp" / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path)
+    assert result.code == 1
+    check_shown_first("keyboard", result.output)
+    check_hint("keyboard", result.output)
 
 
 def test_open_mpi_on_a_host_whose_name_it_cannot_read(tmp_path):

@@ -469,7 +469,10 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     with (other_data / "train-labels-idx1-ubyte").open("ab") as file:
         file.write(b"more")
     with second.instead(LESSON, tmp_path / "other"), second.instead(mnist, other_data):
+        second.run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path)
         output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
+        second.run("umount", tmp_path)
+    assert f"node2: it has no folder {tmp_path}, where you are, that may be written to; make it" in output
     assert f"node2: {LESSON} does not hold the same scripts there as here; copy the folder" in output
     assert re.search(rf"node2: {mnist}/train-labels-idx1-ubyte has \d+ bytes there, \d+ here; copy it again", output)
     for host in ("node1", "node2"):

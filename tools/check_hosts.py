@@ -53,7 +53,7 @@ def probe(wanted):
              "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
              "scripts": [hash_of(folder) for folder in wanted["scripts"]],
              "data": files_of(wanted["data"]) if wanted["data"] else None,
-             "start_folder": os.path.isdir(wanted["start_folder"]),
+             "start_folder": os.access(wanted["start_folder"], os.W_OK | os.X_OK),
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
     import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -257,7 +257,8 @@ def judge(answers, here, hosts, wanted):
                   f"{folder} does not hold the same scripts there as here; copy the folder")
         if not answer["start_folder"]:
             check("scripts", False, "ok",
-                  f"it has no folder {wanted['start_folder']}, where you are; make it")
+                  f"it has no folder {wanted['start_folder']}, where you are, that may be written to; "
+                  "make it")
         if here["data"] is not None:
             fault = compare_data(answer["data"], here["data"], wanted["data"])
             check("data", not fault, "ok" if answer["data"] else "none", fault)

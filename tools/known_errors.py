@@ -114,13 +114,13 @@ def memory_asked(lines):
     return f"{size / unit:.3g} {dict(zip((1e18, 1e15, 1e12, 1e9, 1e6), ('EB', 'PB', 'TB', 'GB', 'MB')))[unit]}"
 
 
-def hint(log, code, otherwise=()):
+def hint(log, code, shown=()):
     """"MEANS: DO" of the first entry that fits the end of a log or "exit code CODE"; else "".
 
     Args:
         log: path of the log, or "-" for stdin.
         code: the exit code.
-        otherwise: lines to look at where the log cannot be read, because it is on another machine.
+        shown: the last lines as the launcher has them: the log may be on another machine, or lack them on a full disk.
     """
     try:
         with open(0 if log == "-" else log, "rb") as file:
@@ -128,7 +128,8 @@ def hint(log, code, otherwise=()):
                 file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
     except OSError:
-        lines = otherwise  # and what the exit code says is better than nothing
+        lines = []  # what the exit code says is better than nothing
+    lines += [line for line in shown if line not in lines]
     found = find([*lines, f"exit code {code}"], read())
     if not found:
         return ""

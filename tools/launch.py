@@ -49,11 +49,24 @@ EARLY = 60  # seconds of silence after which the ranks are looked at where one h
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
 ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 MSRUN = str(Path(__file__).with_name("msrun.py"))
+CAUGHT = set()  # the signals that have come
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
 
 MOVING = progress.Progress()
 SPEECH = Speech(MOVING)
 say = SPEECH.say
+
+
+def note(number, _):
+    """A signal has come. It ends the job also in the background of a terminal that stops what writes (stty tostop)."""
+    CAUGHT.add(number)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+
+
+def note_and_end(number, frame):
+    """The same, before there is a job."""
+    note(number, frame)
+    sys.exit(128 + number)
 
 
 def listens(address):
@@ -262,7 +275,7 @@ class Job:
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
+                signal.signal(number, note)
         self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
         # Before ranks on CPU give up waiting for another one, they are looked at once.
         give_up = float(os.getenv("MS_CPU_COMM_OP_TIMEOUT", "300")) if args.target == "CPU" else float("inf")
@@ -846,7 +859,7 @@ if __name__ == "__main__":
             drop_rest(stream)
     sys.stdout.reconfigure(errors="backslashreplace")  # ranks may print what this terminal's encoding lacks
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))  # from the first moment: without a traceback
+        signal.signal(signal.SIGINT, note_and_end)  # from the first moment: without a traceback
     result = main(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over; Python's own end would die of one more
     for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -854,4 +867,6 @@ if __name__ == "__main__":
             stream.flush()
         except (OSError, ValueError):  # nobody reads it any more
             drop_rest(stream)
+    if result == 130 and signal.SIGINT in CAUGHT:
+        linux.die_of(signal.SIGINT)
     sys.exit(result)

@@ -71,6 +71,14 @@ def take_folder(path):
     return True
 
 
+def die_of(number):
+    """End this process by a signal. A shell has an exit code for that, such as 130, too, but knows only so that Ctrl-C
+    was meant to end the loop or script around it, as well.
+    """
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
 def die_with_parent(by=signal.SIGKILL):
     """However the parent ends, kill -9 included, Linux then ends this process."""
     ctypes.CDLL(None).prctl(1, by)  # PR_SET_PDEATHSIG
