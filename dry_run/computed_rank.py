@@ -115,7 +115,7 @@ class Computer:
                 where = ", ".join(filter(None, ("PyExecute", graph_ir.user_line(python[1].splitlines()))))
                 raise PlanError(f"a part of this graph is Python that runs while the graph does ({where}), as sparse "
                                 "gradients of nn.EmbeddingLookup are, which is not computed; take another layer, such "
-                                "as nn.Embedding", by_all=True)
+                                "as nn.Embedding", by_all=ms.get_auto_parallel_context("pipeline_stages") == 1)
             model = executor.get_func_graph_proto(phase, "mind_ir", False)
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             if wrong := self.slices.wrong(parameters_of(obj), layouts, self.links.rank):

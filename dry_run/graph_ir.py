@@ -207,15 +207,19 @@ def on_slices(text):
             cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1] if strategy else "")]
             if not cuts:  # outside of what is differentiated, or of a number
                 continue
-            number, name = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head).groups()
+            match = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head)
+            if not match:  # no operator
+                continue
+            number, name = match.groups()
             axis = re.search(r"(?:axis: |\w\(%\d+, )I64\((-?\d+)\)", head)
-            depth = re.search(r"<Tensor\[Int\d+\], \((?:\d+, )*(\d+)\)>", comments)  # of the indices
+            depth = re.match(r"\(<[^>]*>, <Tensor\[Int\d+\], \((?:\d+, )*(\d+)\)>", comments)  # of the indices
             kind = ""
             if "BatchParallel: Bool(1)" in head:
                 kind = "no rule" * (max(cuts) > 1)
             elif name.startswith("TensorScatter"):
                 kind = "rows" * (max(cuts[:int(depth[1]) if depth else 1]) > 1)
-            elif axis and cuts[int(axis[1])] > 1 and ("Value" not in name or re.search(  # is the index used?
+            # An operator with Value in its name has two results: is the index used?
+            elif axis and cuts[int(axis[1]) % len(cuts)] > 1 and ("Value" not in name or re.search(
                     rf"TupleGetItem\({number}, I64\(0\)\).*\n.*\n      # Fullname with scope: \((?!Gradients/)",
                     subgraph)):
                 kind = "index"

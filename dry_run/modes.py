@@ -26,7 +26,7 @@ NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute
 CALLED = {"ArgMaxWithValue": "ops.max", "ArgMinWithValue": "ops.min"}  # as scripts have it
 ALONE = {"Im2Col", "IsNan", "Sinc"}  # have no rule and need none
 OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan cuts the axis that it is taken along: "
-             "give the operator a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
+             "take it of an operator with a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
 OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "
             "give it a strategy of ones, such as ops.TensorScatterAdd().shard(((1, 1), (1, 1), (1, 1)))")
 

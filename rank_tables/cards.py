@@ -145,7 +145,8 @@ def check_cards(devices: list[int], first_rank: int) -> None:
         failed = f" (exit code {code})" * (code > 0)
         raise Refusal(f"npu-smi{failed} {listing.strip() or 'says nothing'}; look at dmesg and the driver")
     if not cards:
-        warn("npu-smi info lists no card in a layout known here; whether the cards are free was not checked")
+        warn("npu-smi info lists no card in a layout known here; whether the cards are free was not checked; it says: "
+             + (listing.strip().splitlines() or ["nothing"])[-1])
         return
     for rank, device in enumerate(devices, first_rank):
         if device not in cards:

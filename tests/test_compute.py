@@ -306,7 +306,7 @@ def test_a_norm_of_each_ranks_own_slices_is_told(tmp_path):
 
 def test_what_is_computed_on_slices_alone_is_told(tmp_path):
     index = [] if version("mindspore").startswith("2.7.") else ["index"]  # 2.7 adds up an index, and then refuses it
-    cases = ("median", "transposed", "value", "argmax", "cut argmax", "rows", "cut rows", *index)
+    cases = ("median", "transposed", "value", "argmax", "whole argmax", "cut argmax", "rows", "cut rows", *index)
     alone = succeeded(forks.run(SCRIPTS / "on_slices.py", *cases, cwd=tmp_path)).output
     done = succeeded(compute(2, SCRIPTS / "on_slices.py", *cases, cwd=tmp_path))
     for case in cases:

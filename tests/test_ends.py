@@ -182,13 +182,14 @@ def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, late, tmp_pa
         f"while not {late} and not os.path.exists('began'):\n    time.sleep(0.01)\n"
         f"time.sleep({int(not late)})\n"  # so that the launcher has heard of rank 1 before nobody reads
         "while not os.path.exists('enough'):\n    print('x' * 1000)\n")
-    (tmp_path / "sitecustomize.py").write_text(  # the agent of rank 1 comes when nobody reads
-        "import os, time\nwhile os.environ.get('RANK_ID') == '1' and 'RANKS_LAUNCHER' in os.environ and not "
-        "os.path.exists('full'):\n    time.sleep(0.01)\n" * late)
+    (tmp_path / "sitecustomize.py").write_text(  # the agent of rank 1 comes when nobody reads, that of rank 2 later
+        "import os, time\nfile = {'1': 'full', '2': 'over'}.get(os.environ.get('RANK_ID'), '.')\n"
+        "if file == 'over':\n    open('last', 'w').write(str(os.getpid()))\n"
+        "while 'RANKS_LAUNCHER' in os.environ and not os.path.exists(file):\n    time.sleep(0.01)\n" * late)
     os.mkfifo(tmp_path / "lines")
     held = os.open(tmp_path / "lines", os.O_RDWR)
-    with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2, "--with", "table",
-                  "train.py", cwd=tmp_path, env={**CPU, "PYTHONPATH": str(tmp_path)}) as job:
+    with jobs.Job("bash", "-c", 'exec "$@" &> lines', "bash", jobs.PYTHON, RANKS, "-n", 2 + (late and code > 0),
+                  "--with", "table", "train.py", cwd=tmp_path, env={**CPU, "PYTHONPATH": str(tmp_path)}) as job:
         deadline = time.monotonic() + 30 * jobs.PATIENCE
         while select.select([], [held], [], 0)[1] and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -200,6 +201,13 @@ def test_a_rank_that_fails_while_nobody_reads_ends_the_others(code, late, tmp_pa
         while first.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert first.exists() == (code == 0)
+        (tmp_path / "over").touch()
+        if late and code:
+            last = Path("/proc", (tmp_path / "last").read_text())
+            deadline = time.monotonic() + 5 * jobs.PATIENCE
+            while last.exists() and jobs.command_of(last.name) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert not jobs.command_of(last.name), "it has ended, though it came late"
         (tmp_path / "enough").touch()
         reader = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(held, 1 << 16), b"")], daemon=True)
         reader.start()

@@ -855,7 +855,7 @@ def test_a_listing_of_another_layout_is_no_reason_to_refuse(says, fake):
     done = program("cards.py", "--devices", 0, env=fake)
     assert (done.returncode, done.stdout, done.stderr) == (
         0, "", "warning: npu-smi info lists no card in a layout known here; whether the cards are free was not "
-        "checked\n")
+        f"checked; it says: {says or 'nothing'}\n")
 
 
 @pytest.mark.parametrize(("does", "said"), [("exit 3", "exit code 3"), ("kill -9 $$", "was killed")])

@@ -470,9 +470,11 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
         file.write(b"more")
     with second.instead(LESSON, tmp_path / "other"), second.instead(mnist, other_data):
         second.run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path)
-        output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
-        second.run("umount", tmp_path)
-    assert f"node2: it has no folder {tmp_path}, where you are, that may be written to; make it" in output
+        try:
+            output = refused(first, "-H", "node1:2,node2:2", mnist, "--interface", "eth7", cwd=tmp_path)
+        finally:
+            second.run("umount", tmp_path)
+    assert f"node2: it has no folder {tmp_path}, where you are, or one that may not be written to; make it" in output
     assert f"node2: {LESSON} does not hold the same scripts there as here; copy the folder" in output
     assert re.search(rf"node2: {mnist}/train-labels-idx1-ubyte has \d+ bytes there, \d+ here; copy it again", output)
     for host in ("node1", "node2"):
@@ -488,7 +490,8 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
     code = ("import os, sys\n"
             "import check_hosts as check\n"
             "wanted = {'scripts': [sys.argv[1]], 'start_folder': '/', 'data': sys.argv[2], 'mpirun': sys.argv[3],\n"
-            "          'interface': None, 'address': '127.0.0.1', 'ports': [int(os.environ['PORT'])], 'first': True}\n"
+            "          'writable': True, 'interface': None, 'address': '127.0.0.1', 'first': True,\n"
+            "          'ports': [int(os.environ['PORT'])]}\n"
             "here = {**check.probe(wanted), 'ahead': 0}\n"
             "late = {**here, 'name': 'other', 'ahead': -7200, 'cards': 4, 'cut': 'No route to host'}\n"
             "rows, faults = check.judge([here, late], here, [('a', 8), ('b', 8)], wanted)\n"

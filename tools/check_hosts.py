@@ -26,6 +26,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,8 @@ def probe(wanted):
              "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
              "scripts": [hash_of(folder) for folder in wanted["scripts"]],
              "data": files_of(wanted["data"]) if wanted["data"] else None,
-             "start_folder": os.access(wanted["start_folder"], os.W_OK | os.X_OK),
+             "start_folder": os.path.isdir(wanted["start_folder"]) and os.access(
+                 wanted["start_folder"], os.X_OK | os.W_OK * wanted["writable"]),
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
     import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -186,7 +188,7 @@ def ask(host, wanted):
                    "ConnectTimeout=8", host, shlex.join(command)]
     try:
         # Not a pipe: with ControlPersist, older versions of ssh leave a process that holds stderr.
-        with open(os.memfd_create("said"), "w+", encoding="utf-8", errors="replace") as said:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
             done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
                                   stdout=subprocess.PIPE, stderr=said, timeout=SECONDS,
                                   check=False, encoding="utf-8", errors="replace")
@@ -257,8 +259,8 @@ def judge(answers, here, hosts, wanted):
                   f"{folder} does not hold the same scripts there as here; copy the folder")
         if not answer["start_folder"]:
             check("scripts", False, "ok",
-                  f"it has no folder {wanted['start_folder']}, where you are, that may be written to; "
-                  "make it")
+                  f"it has no folder {wanted['start_folder']}, where you are, or one that may not be "
+                  "written to; make it, or start in one that may be written to there, too")
         if here["data"] is not None:
             fault = compare_data(answer["data"], here["data"], wanted["data"])
             check("data", not fault, "ok" if answer["data"] else "none", fault)
@@ -306,6 +308,7 @@ def check_all(hosts, ranks, scripts, data, interface):
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
     wanted = {"scripts": list(map(os.path.abspath, scripts)), "start_folder": os.getcwd(),
+              "writable": os.access(os.getcwd(), os.W_OK),  # else the logs go elsewhere
               "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
               "interface": interface, "ports": ports,
               "address": os.getenv("MS_SCHED_HOST") or address_of(first)}

@@ -21,6 +21,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path[:0] = {os.path.dirname(os.path.abspath(__file__))} - {*sys.path}  # PYTHONSAFEPATH leaves it out
@@ -81,7 +82,7 @@ def output_of(*command, timeout=20, env=None):
     """(exit code, stdout and stderr) of a command; 127 if it is not there, 124 if it takes too long."""
     try:
         # Not a pipe: a process that ssh leaves, with ControlPersist, would hold it open.
-        with open(os.memfd_create("output"), "w+b") as output:
+        with tempfile.TemporaryFile() as output:
             done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                   timeout=timeout, check=False, env=env)
             output.seek(0)

@@ -282,6 +282,7 @@ class Job:
         self.patience, self.one_ended = min(self.stall, 0.8 * give_up), None
         self.asked = None  # when the ranks were asked where they stand
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
+        self.ending = False  # are the ranks to end, those included that have not come yet?
         self.turn = ""  # what take_turns() has taken
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
 
@@ -413,11 +414,13 @@ class Job:
 
     def accept(self):
         """Take in a connection, of an agent or of a stranger."""
-        with contextlib.suppress(BlockingIOError):  # notice() has done so
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # notice() has done so, or it has ended
             link = self.server.accept()[0]
             agent.end_when_dead(link)
             self.files.register(link, selectors.EVENT_READ,
                                 {"rest": bytearray(), "rank": None, "end": b"", "over": False})
+            if self.ending:
+                self.end_ranks()
 
     def take(self, key):
         """Take in what has come on a connection; returns what watch() is to return, None: it goes on."""
@@ -613,6 +616,7 @@ class Job:
 
     def end_ranks(self):
         """Agents end their ranks when the launcher's side of the connection ends, and then themselves."""
+        self.ending = True
         for link in self.links():
             with contextlib.suppress(OSError):  # it has ended
                 link.fileobj.shutdown(socket.SHUT_WR)

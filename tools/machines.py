@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 from pathlib import Path
 
 import check_hosts
@@ -125,9 +126,10 @@ def mpirun_options(args):
     # As they were read here: mpirun understands no line ends of Windows.
     options = ["-H", ",".join(f"{host}:{slots}" for host, slots in args.machines)]
     if "@" in options[1]:  # users it takes only in a file; this one ends with this process
-        file = os.memfd_create("hostfile")
-        os.write(file, "".join(f"{host} slots={slots}\n" for host, slots in args.machines).encode())
-        options = ["--hostfile", f"/proc/{os.getpid()}/fd/{file}"]
+        with tempfile.TemporaryFile() as file:
+            file.write("".join(f"{host} slots={slots}\n" for host, slots in args.machines).encode())
+            file.flush()
+            options = ["--hostfile", f"/proc/{os.getpid()}/fd/{os.dup(file.fileno())}"]
     # The same Open MPI on all machines, though it is on no PATH there.
     options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
     # ssh, and Open MPI's daemon on the other side, shall notice soon that the network failed.
