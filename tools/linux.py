@@ -72,8 +72,8 @@ def take_folder(path):
 
 
 def die_of(number):
-    """End this process by a signal. A shell has an exit code for that, such as 130, too, but knows only so that Ctrl-C
-    was meant to end the loop or script around it, as well.
+    """End this process by a signal. Of SIGINT a shell has the exit code 130, and sees only so that Ctrl-C was meant to
+    end the loop around it, too.
     """
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
