@@ -69,10 +69,9 @@ def check_term(command, epochs, when, ranks_shown, folder, others=()):
     return step
 
 
-@pytest.mark.parametrize("mode", ["data_parallel", "semi_auto_parallel"])
-def test_term_loses_nothing(mode, tmp_path):
-    check_term(("bash", jobs.REPO / "checkpoints/run.sh", mode, 2, "--", "--ckpt-dir", "ck", "--lr", 0.001), 0,
-               r"\[rank 0\] epoch: 3 step: 2", (0, 1), tmp_path)
+def test_term_loses_nothing(tmp_path):
+    check_term(("bash", jobs.REPO / "checkpoints/run.sh", "semi_auto_parallel", 2, "--", "--ckpt-dir", "ck", "--lr",
+                0.001), 0, r"\[rank 0\] epoch: 3 step: 2", (0, 1), tmp_path)
 
 
 def test_term_in_the_middle_of_model_train(cifar10, tmp_path):
@@ -476,7 +475,7 @@ exec(sys.argv[2])
 
 
 @pytest.mark.parametrize(("launcher", "how", "said", "code"), [
-    ("mpirun", "sys.exit('why')", "why", 1), ("msrun", "sys.exit('why')", "why", 1),
+    ("msrun", "sys.exit('why')", "why", 1),
     ("table", "raise KeyError('why')", "KeyError: 'why'", 1),
     ("mpirun", "raise KeyboardInterrupt", "KeyboardInterrupt", 130)])
 def test_what_clean_up_does_after_an_error_is_not_the_end_of_a_rank(launcher, how, said, code, tmp_path):
@@ -490,10 +489,10 @@ def test_what_clean_up_does_after_an_error_is_not_the_end_of_a_rank(launcher, ho
 
 @pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
 def test_no_line_is_lost_where_ranks_write_faster_than_can_be_shown(launcher, tmp_path):
-    with start(tmp_path, "for number in range(80000):\n    print('line', number)\nprint('loss is 1.5')", 2, "--with",
+    with start(tmp_path, "for number in range(20000):\n    print('line', number)\nprint('loss is 1.5')", 2, "--with",
                launcher) as job:
         result = jobs.succeeded(job.finish())
-    assert result.output.count("] line ") == 160000
+    assert result.output.count("] line ") == 40000
     assert result.output.count(": loss 1.5 -> 1.5 (") == 2
 
 
@@ -843,8 +842,7 @@ def test_leave_in_an_except_block_ends_a_rank_with_its_code(tmp_path):
 
 
 @pytest.mark.parametrize(("launcher", "how"), [
-    ("mpirun", "plainly"), ("table", "after an error"), ("msrun", "plainly"), ("msrun", "at exit"),
-    ("mpirun", "in a thread")])
+    ("table", "after an error"), ("msrun", "plainly"), ("msrun", "at exit"), ("mpirun", "in a thread")])
 def test_the_exit_code_that_a_script_gives_to_leave(launcher, how, tmp_path):
     script = f"{JOINS}code = 3 * ms.communication.get_rank()\n{LEAVING[how]}"
     with start(tmp_path, script, 2, "--with", launcher, "--", RANKS.parent) as job:
