@@ -207,10 +207,10 @@ def on_slices(text):
             cuts = [int(cut) for cut in re.findall(r"\d+", strategy[-1] if strategy else "")]
             if not cuts:  # outside of what is differentiated, or of a number
                 continue
-            match = re.match(r"  (%\d+)\(.*?\) = (?:PrimFunc_)?(\w+)\(", head)
-            if not match:  # no operator
+            operator = NODE.match(head)
+            if not operator:
                 continue
-            number, name = match.groups()
+            number, name = head.partition("(")[0].strip(), operator[1]
             axis = re.search(r"(?:axis: |\w\(%\d+, )I64\((-?\d+)\)", head)
             depth = re.match(r"\(<[^>]*>, <Tensor\[Int\d+\], \((?:\d+, )*(\d+)\)>", comments)  # of the indices
             kind = ""

@@ -94,7 +94,7 @@ class Speech:
                 self.hurry = 0.2
             elif file.fileno() in found:
                 return True
-            for number in found & {number for number, _ in news}:
+            for number in found & dict(news).keys():
                 self.job.notice(number)
             if not found and any(rank["code"] for rank in self.job.ranks.values()):
                 self.job.end_ranks()  # one that had failed before
