@@ -10,11 +10,12 @@ from pathlib import Path
 
 
 def mnist_folder(text):
-    """For argparse: check the files train-images-idx3-ubyte and so on of a folder, or of train/ in
-    it, as in the tutorial; rank 0 says so.
+    """For argparse: check the files train-images-idx3-ubyte and so on of a folder, or of the one
+    below that has them (the tutorial's MNIST_Data/train); rank 0 says so.
 
     Returns:
-        (folder, test images): a str, and how many images the files named t10k hold; 0 without.
+        ({"train": folder, "test": folder}, how many images the files named t10k hold, here or in
+        test/ beside; 0 without)
 
     Raises:
         ArgumentTypeError: what is missing or wrong, in which file, and what to do.
@@ -29,12 +30,15 @@ def mnist_folder(text):
             f"the data folder {folder} {'is a file' if folder.exists() else 'does not exist'} "
             f"(looked from {Path.cwd()}); give an absolute path" +
             make * (maker.is_file() and not folder.exists()))  # no maker: copied out alone
-    if not any(folder.glob("*train*-ubyte")) and any(folder.glob("train/train*-ubyte")):
-        folder = folder / "train"
-        if os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0")) == "0":
-            print(f"data: {folder}", flush=True)
-    _count(folder, "train")
-    return str(folder), _count(folder, "t10k") if any(folder.glob("t10k-*-ubyte")) else 0
+    below = {file.parent for above in ("*", "*/*") for file in folder.glob(f"{above}/train*-ubyte")}
+    train = below.pop() if len(below) == 1 and not any(folder.glob("*train*-ubyte")) else folder
+    places = [at for at in (train, train.parent / "test") if any(at.glob("*t10k-*-ubyte*"))]
+    test = places[0] if places else "no files t10k-*, so no accuracy"
+    rank = os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0"))
+    if rank == "0" and not train == test == folder:
+        print(f"data: {train}, test images: {test}", flush=True)
+    _count(train, "train")
+    return {"train": str(train), "test": str(test)}, _count(test, "t10k") if places else 0
 
 
 def _count(folder, part):

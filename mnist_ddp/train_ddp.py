@@ -43,7 +43,7 @@ if min(args.epochs, args.steps, args.batch_size) < 1 or not 0 < args.lr < 1e9:
     parser.error("--epochs, --steps, --batch-size and --lr must be greater than 0, --lr not huge")
 if args.check:
     sys.exit()
-data_path, test_images = args.data_path  # the folder, checked; how many test images it has
+folders, test_images = args.data_path  # of the files, checked; how many test images there are
 
 ms.set_context(mode=ms.GRAPH_MODE)
 # distributed: connect to the other ranks (by HCCL on Ascend, NCCL on GPU, MCCL on CPU)
@@ -70,7 +70,7 @@ def create_dataset(usage, batch_size, epoch=0):
     else:
         # distributed: images rank, rank + rank_size ..., so that none is counted twice
         sampler = ds.SubsetSampler(list(range(rank, test_images, rank_size)))
-    dataset = ds.MnistDataset(data_path, usage=usage, sampler=sampler)
+    dataset = ds.MnistDataset(folders[usage], usage=usage, sampler=sampler)
     dataset = dataset.map([ds.vision.Rescale(1 / 255, 0), ds.vision.Normalize((0.1307,), (0.3081,)),
                            ds.vision.HWC2CHW()], "image")
     dataset = dataset.map(ds.transforms.TypeCast(ms.int32), "label")

@@ -6,8 +6,7 @@ mindspore.communication.init(), and leave() is the last line. On CPU, ranks find
 variables and one more process (MindSpore's "dynamic cluster"): join() sets these, and rank 0 starts
 that, the scheduler.
 As a program it starts ranks:            python ranks.py -n 4 train.py -- options of train.py
-tools/launch.py, in the folder beside the lesson's, does that with all checks, and names a rank that
-fails. Without tools/, in a lesson that was copied out, they start plainly.
+It leaves that to tools/launch.py beside the lesson, or, copied out alone, starts them plainly.
 """
 
 import atexit

@@ -261,20 +261,36 @@ def test_missing_launchers_say_how_to_get_them(mnist, tmp_path):
         assert sentence in result.output
 
 
-def test_a_folder_with_train_files_only_trains_without_accuracy(mnist, tmp_path):
-    train = tmp_path / "train"
-    train.mkdir()
-    for part in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"):
-        shutil.copy(mnist / part, train)
+def files_of(part, mnist, folder):
+    folder.mkdir(parents=True)
+    for kind in ("images-idx3", "labels-idx1"):
+        shutil.copy(mnist / f"{part}-{kind}-ubyte", folder)
+    return folder
+
+
+def test_the_tutorials_train_and_test_beside_each_other(mnist, tmp_path):
+    train, test = (files_of(part, mnist, tmp_path / "MNIST_Data" / name)
+                   for part, name in (("train", "train"), ("t10k", "test")))
+    arguments = ("--epochs", 1, "--batch-size", 1500, "--ckpt-dir", "ck")
+    result = jobs.succeeded(forks.run(LESSON / "train_ddp.py", *arguments, cwd=tmp_path,
+                                      env={"DATA_PATH": str(train)}))
+    assert f"data: {train}, test images: {test}\n" in result.output
+    told = float(re.search(r"^accuracy: (\S+)$", result.output, re.MULTILINE)[1])
+    parameters = jobs.parameters(tmp_path / "ck" / "rank_0.ckpt")
+    assert told == pytest.approx(accuracy_of(parameters, mnist), abs=0.0015)
+    jobs.succeeded(jobs.run("gzip", *test.iterdir(), cwd=tmp_path))
+    packed = forks.run(LESSON / "train_ddp.py", *arguments, cwd=tmp_path, env={"DATA_PATH": str(train)})
+    assert packed.code == 2
+    assert "t10k-images-idx3-ubyte.gz is not an MNIST file" in packed.output.replace("\n", " ")
+    assert "gunzip it" in packed.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("below", ["train", "raw", "MNIST/raw"])
+def test_a_folder_with_train_files_only_trains_without_accuracy(below, mnist, tmp_path):
+    train = files_of("train", mnist, tmp_path / below)
     result = jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500, cwd=tmp_path,
                                       env={"DATA_PATH": str(tmp_path)}))
-    assert f"data: {train}\n" in result.output, "the folder above will do"
-    assert "epoch: 0, step: 0, loss is" in result.output
-    assert "accuracy" not in result.output
-    assert math.isclose(jobs.losses(_saved(result, tmp_path))[0], math.log(10), abs_tol=0.02)
-
-
-def _saved(result, folder):
-    file = folder / "output"
-    file.write_text(result.output)
-    return file
+    assert f"data: {train}, test images: no files t10k-*, so no accuracy\n" in result.output, "a folder above will do"
+    assert "accuracy: " not in result.output
+    (tmp_path / "output").write_text(result.output)
+    assert math.isclose(jobs.losses(tmp_path / "output")[0], math.log(10), abs_tol=0.02)

@@ -24,7 +24,7 @@ def lesson():
     """The lines of train_ddp.py without docstrings, comments and options."""
     text = (jobs.REPO / "mnist_ddp" / "train_ddp.py").read_text(encoding="utf-8")
     text = re.sub(r'r?"""(.|\n)*?"""', "", text)
-    text = re.sub(r"(?m)^parser = (.|\n)*?^(?=data_path, test_images)", "", text)
+    text = re.sub(r"(?m)^parser = (.|\n)*?^(?=folders, test_images)", "", text)
     code = [re.sub(r"\s+# .*", "", line).rstrip() for line in text.splitlines()]
     return [line for line in code if line and not line.lstrip().startswith("#")
             and line not in ("import argparse", "import os", "import sys", "from pathlib import Path")]
