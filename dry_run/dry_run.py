@@ -290,6 +290,9 @@ def end(number, _):
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     say(f"dry_run: ended by {signal.Signals(number).name}")
+    if number == signal.SIGINT:  # Python then dies of it: Ctrl-C ends a shell's loop around this, too
+        sys.excepthook = lambda *_: None
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+import linux
 from speech import say_in_the_end
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -281,7 +282,7 @@ def main():
         sys.exit(2)
     except KeyboardInterrupt:
         print("\nmake_datasets.py: interrupted, nothing was written", file=sys.stderr)
-        sys.exit(130)
+        linux.die_of(signal.SIGINT)
     say_in_the_end(f"{args.name}: {wanted}")
 
 
