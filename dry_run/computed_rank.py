@@ -11,7 +11,6 @@ import functools
 import gc
 import inspect
 import os
-import re
 import runpy
 import signal
 import socket
@@ -111,11 +110,11 @@ class Computer:
                     raise
             files = sorted(Path(folder).rglob("*_validate_*.ir"))
             text = graph_ir.read(files[-1]) if files else ""
-            if python := re.search(r"= PyExecute\(.*((?:\n      .*)*)", text):  # MindSpore would raise
-                where = ", ".join(filter(None, ("PyExecute", graph_ir.user_line(python[1].splitlines()))))
-                raise PlanError(f"a part of this graph is Python that runs while the graph does ({where}), as sparse "
-                                "gradients of nn.EmbeddingLookup are, which is not computed; take another layer, such "
-                                "as nn.Embedding", by_all=ms.get_auto_parallel_context("pipeline_stages") == 1)
+            if where := graph_ir.python_in(text):  # MindSpore would raise
+                raise PlanError(f"a part of this graph is Python that runs while the graph does ({where}), which is "
+                                "not computed; use MindSpore's operators there, and for the sparse gradients of "
+                                "nn.EmbeddingLookup nn.Embedding",
+                                by_all=ms.get_auto_parallel_context("pipeline_stages") == 1)
             model = executor.get_func_graph_proto(phase, "mind_ir", False)
             layouts = executor.get_parameter_layout(phase) if hasattr(executor, "get_parameter_layout") else {}
             if wrong := self.slices.wrong(parameters_of(obj), layouts, self.links.rank):

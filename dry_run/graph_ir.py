@@ -134,6 +134,12 @@ def user_line(lines):
     return ""
 
 
+def python_in(text):
+    """Where a graph has Python that runs while the graph does, "PyExecute, file:line"; None if it has none."""
+    found = re.search(r"= PyExecute\(.*((?:\n      .*)*)", text)
+    return found and ", ".join(filter(None, ("PyExecute", user_line(found[1].splitlines()))))
+
+
 def users_frame(stack, own):
     """The innermost frame of the user's files in a stack of the module traceback, or None.
 
