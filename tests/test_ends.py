@@ -96,6 +96,33 @@ def test_term_ends_accumulation_after_a_whole_batch(cifar10, tmp_path):
     assert len(list(tmp_path.glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
 
 
+CRASHES = """import atexit, os, sys
+atexit.register(lambda: os.kill(os.getpid(), 11) if os.getenv("RANK_ID") == sys.argv[1] else None)  # the last to run
+import ranks
+import mindspore as ms
+from mindspore.communication import init
+ranks.join()
+init()
+print("sum", ms.ops.AllReduce()(ms.Tensor([1.0])), flush=True)
+if "early" in sys.argv:
+    os.kill(os.getpid(), 11)
+if "failed" in sys.argv and os.getenv("RANK_ID") == sys.argv[1]:
+    sys.exit("why")
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize("when", ["late", "early", "failed"])
+def test_a_crash_of_mindspores_clean_up_after_all_is_done_is_no_failure(when, tmp_path):
+    """Under msrun it runs, and crashes one time in forty."""
+    with start(tmp_path, CRASHES, 2, "--with", "msrun", "--", 1, when, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        result = job.finish(90)
+    assert result.code == (0 if when == "late" else 139), result.output
+    said = "[rank 1] MindSpore's clean-up crashed (signal 11) after the script had ended well\n"
+    assert (said in result.output) == (when == "late")
+    assert not result.left_over
+
+
 FORKS = """import os, sys
 import ranks
 import mindspore as ms

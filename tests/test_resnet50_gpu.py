@@ -184,15 +184,6 @@ def check_run(folder, ranks):
     assert re.search(r"^accuracy: 0\.\d{4} \(\d+ of 64 test images\)$", log, re.M)
 
 
-def test_run_gpu_sh_in_the_foreground_with_msrun_and_sync_bn(cifar10, tmp_path):
-    result = jobs.run("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", "msrun", "--", *OPTIONS, "--sync-bn",
-                      *jobs.SHALLOW, cwd=tmp_path, timeout=400, env={"ONEDNN_VERBOSE": "1"})
-    jobs.succeeded(result)
-    check_run(tmp_path, 2)
-    assert ranks_with_quick_convolutions(result.output) == ({"0", "1"} if VERSION_3 else set())
-    assert (tmp_path / "device" / "log_msrun" / "worker_1.log").is_file()
-
-
 def test_what_python_prints_at_its_start_is_no_device(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('site hello')\n")
     result = jobs.run("bash", jobs.REPO / "run_gpu.sh", "nowhere", 2, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
@@ -200,9 +191,10 @@ def test_what_python_prints_at_its_start_is_no_device(tmp_path):
     assert "the data folder nowhere does not exist" in result.output
 
 
-def test_run_gpu_sh_in_the_background_and_a_failing_rank(cifar10, tmp_path):
-    with jobs.Job("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--background", "--", *OPTIONS, *jobs.SHALLOW,
-                  cwd=tmp_path) as job:
+def test_run_gpu_sh_in_the_background_with_msrun_and_sync_bn_and_a_failing_rank(cifar10, tmp_path):
+    """With mpirun in the foreground: in test_convolutions.py and on the lesson's page."""
+    with jobs.Job("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--background", "--launcher", "msrun", "--", *OPTIONS,
+                  "--sync-bn", *jobs.SHALLOW, cwd=tmp_path, env={"ONEDNN_VERBOSE": "1"}) as job:
         job.wait_for("start training on CPU, 2 ranks, in the background, PID")
         assert job.process.wait(10) == 0
         pid = int((tmp_path / "device" / "train.pid").read_text())
@@ -213,6 +205,9 @@ def test_run_gpu_sh_in_the_background_and_a_failing_rank(cifar10, tmp_path):
         time.sleep(0.5)
         assert not jobs.marked(job.mark)
     check_run(tmp_path, 2)
+    assert (tmp_path / "device" / "log_msrun" / "worker_1.log").is_file()
+    printed = (tmp_path / "device" / "train.log").read_text()
+    assert ranks_with_quick_convolutions(printed) == ({"0", "1"} if VERSION_3 else set())
     lesson = jobs.planted("resnet50_gpu", tmp_path, "resnet50_distributed_training_gpu.py", (
         "    net = resnet50(",
         "    if rank == 1:\n        raise ValueError('the planted error')\n    net = resnet50("))

@@ -40,6 +40,7 @@ class Agent:
         self.out, self.log = 1, None
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
+        self.script_ended = False  # and only MindSpore's clean-up is left
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
@@ -70,6 +71,11 @@ class Agent:
         if self.rest:
             self.tell(lines=[self.rest.decode(errors="replace")])
         code = self.script.returncode
+        if self.script_ended and code in (-signal.SIGSEGV, -signal.SIGABRT):
+            said = f"MindSpore's clean-up crashed (signal {-code}) after the script had ended well"
+            self.write(said.encode() + b"\n")
+            self.tell(lines=[said])
+            code = 0
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
         if code:
@@ -135,7 +141,9 @@ class Agent:
     def pass_on(self, words):
         """A word of the script for the launcher."""
         word = receive(words)
-        if word:
+        if word == b"ended":
+            self.script_ended = True
+        elif word:
             self.tell(word=word.decode())
         else:
             self.files.unregister(words)

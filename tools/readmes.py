@@ -69,7 +69,8 @@ PRINTED_BY = {
         "for process in /proc/[0-9]*; do "
         "[[ $(readlink $process/cwd) != $PWD/device1 ]] || ! grep -qz '^RANKS_RANK=1$' $process/environ || "
         "kill -9 ${process#/proc/}; done) 2>/dev/null & "
-        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 1 1 1 1",
+        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 1 1 1 1 "
+        "--parallel-mode data_parallel",
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
 RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_several_machines.py"}
