@@ -97,10 +97,10 @@ def test_term_ends_accumulation_after_a_whole_batch(cifar10, tmp_path):
 
 
 CRASHES = """import atexit, os, sys
-atexit.register(lambda: os.kill(os.getpid(), 11) if os.getenv("RANK_ID") == sys.argv[1] else None)  # the last to run
 import ranks
 import mindspore as ms
 from mindspore.communication import init
+atexit.register(lambda: os.kill(os.getpid(), 11) if os.getenv("RANK_ID") == sys.argv[1] else None)  # before MindSpore's
 ranks.join()
 init()
 print("sum", ms.ops.AllReduce()(ms.Tensor([1.0])), flush=True)
