@@ -243,6 +243,43 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
         assert jobs.marked(job.mark) == []
 
 
+def test_a_far_start_folder_of_its_own(both, tmp_path):
+    """Its earlier logs are moved aside, too, and its full disk is told; a folder that both share is moved once."""
+    first, second = both
+    start, far, scripts = tmp_path / "start", tmp_path / "far", tmp_path / "scripts"
+    for folder in (start, far, scripts):
+        folder.mkdir()
+    write(scripts / "rank.py", "import os\nprint('on', os.uname().nodename, flush=True)\n")
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--hosts", "node1:1,node2:1",
+               scripts / "rank.py")
+
+    def run():
+        with first.job(*command, cwd=start) as job:
+            return job.finish(60)
+
+    def logs(folder):
+        return [sorted(file.parent.name for file in logs.glob("1/*/stdout")) for logs in
+                sorted(folder.glob("log_output*"))]
+
+    with second.instead(start, far):
+        for number in (1, 2):
+            result = jobs.succeeded(run())
+            assert logs(start) == [["rank.0"]] * number
+            assert logs(far) == [["rank.1"]] * number
+        assert re.search(r"^ranks.py: the earlier log_output on node2 is now (log_output\.\S+)\n"
+                         r"ranks.py: the earlier log_output is now \1$", result.output, re.MULTILINE)
+        second.run("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", start)
+        second.run("sh", "-c", f"cat /dev/zero >{start}/fill || true")
+        full = run()
+        second.run("umount", start)
+    assert full.code == 2, full.output
+    assert f"node2: the disk of {start} is full, and the ranks' logs go there; free some (df -h)" in full.output
+    for _ in range(2):
+        result = jobs.succeeded(run())
+    assert re.findall(r"the earlier log_output( on node2)? is now", result.output) == [" on node2"]
+    assert logs(start) == [["rank.0", "rank.1"], ["rank.0"], ["rank.0"], ["rank.0", "rank.1"]]
+
+
 def test_a_far_ssh_server_that_dies(mnist, tmp_path, record_property):
     """It takes the connection along, which is not a TERM from somewhere; hosts of its own, for others need theirs."""
     (tmp_path / "hosts").mkdir()

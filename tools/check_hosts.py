@@ -50,12 +50,16 @@ SSH_FAILURES = {  # what ssh says: what to do
 # -------------------------------------------------------------- what a machine says about itself
 def probe(wanted):
     """Look at this machine; each machine runs this file for it, sent by ssh. Returns a dict."""
+    if "aside" in wanted:
+        return set_aside(wanted)
+    start = wanted["start_folder"]
     found = {"name": socket.gethostname(), "clock": time.time(),
              "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
              "scripts": [hash_of(folder) for folder in wanted["scripts"]],
              "data": files_of(wanted["data"]) if wanted["data"] else None,
-             "start_folder": os.path.isdir(wanted["start_folder"]) and os.access(
-                 wanted["start_folder"], os.X_OK | os.W_OK * wanted["writable"]),
+             "start_folder": os.path.isdir(start) and os.access(
+                 start, os.X_OK | os.W_OK * wanted["writable"]),
+             "room": not os.path.isdir(start) or shutil.disk_usage(start).free > 0,
              "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
     import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -65,6 +69,22 @@ def probe(wanted):
                               timeout=8, check=True).stdout
         found["Open MPI"] = said.split()[3]
     return {**found, **probe_network(wanted)}
+
+
+def set_aside(wanted):
+    """Move the logs of an earlier job aside, {"logs": where, "aside": where to}, as launch.py does
+    here. Returns whether there were any; what went wrong.
+    """
+    logs, found = wanted["logs"], {"clock": time.time(), "moved": False, "failed": ""}
+    try:
+        if os.path.isdir(os.path.join(logs, "1")):  # mpirun's, not a folder that is only called so
+            os.rename(logs, wanted["aside"])
+            found["moved"] = True
+    except FileNotFoundError:  # the machines share the folder, and another one was quicker
+        pass
+    except OSError as error:
+        found["failed"] = error.strerror
+    return found
 
 
 def hash_of(folder):
@@ -261,6 +281,8 @@ def judge(answers, here, hosts, wanted):
             check("scripts", False, "ok",
                   f"it has no folder {wanted['start_folder']}, where you are, or one that may not be "
                   "written to; make it, or start in one that may be written to there, too")
+        check("scripts", answer["room"], "ok", f"the disk of {wanted['start_folder']} is full, and the "
+              "ranks' logs go there; free some (df -h), or start in another folder")
         if here["data"] is not None:
             fault = compare_data(answer["data"], here["data"], wanted["data"])
             check("data", not fault, "ok" if answer["data"] else "none", fault)

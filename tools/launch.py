@@ -227,8 +227,10 @@ def check_script(args):
     args.saves = re.findall("^saves in (.+)$", done.stdout, re.MULTILINE)
 
 
-def new_folders(args, names):
-    """Make empty folders for a run's logs; what an earlier run left there is moved aside, not deleted."""
+def new_folders(args, names, elsewhere=()):
+    """Make empty folders for a run's logs; what an earlier run left there is moved aside, not deleted. elsewhere:
+    functions that do so on other machines, first, for these may share the folder.
+    """
     old = [name for name in names if os.path.lexists(name)]
     for name in old:
         if not os.path.isdir(name) and not os.path.islink(name):
@@ -242,11 +244,15 @@ def new_folders(args, names):
     stamp = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
     aside = next(name for name in (stamp + f".{number}" * (number > 1) for number in itertools.count(1))
                  if not os.path.lexists(name))
+    for host in itertools.chain.from_iterable(move(args, names[0], aside) for move in elsewhere):
+        say(f"{args.name}: the earlier {names[0]} on {host} is now {aside}")
+    old = list(filter(os.path.lexists, old))
     try:
         if len(names) > 1 and old:
             os.mkdir(aside)
         for name in old:
-            os.rename(name, f"{aside}/{name}" if len(names) > 1 else aside)
+            with contextlib.suppress(FileNotFoundError):  # moved there, too, which a network's disk tells late
+                os.rename(name, f"{aside}/{name}" if len(names) > 1 else aside)
         for name in names:
             os.makedirs(name)
     except OSError as error:
@@ -329,7 +335,7 @@ class Job:
         names = [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
         if not self.take_turns(names[0]):
             return
-        new_folders(args, names)
+        new_folders(args, names, hooks(args, "set_aside"))
         self.folders = {name: os.open(name, os.O_RDONLY) for name in names}
         MOVING.start(args)
         if args.folder:

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import check_hosts
@@ -66,6 +67,21 @@ def prepare(args, launch):
             ("--master-port", args.master_port), ("--interface", args.interface)) if own and given]:
         raise ValueError(f"{alone[0]} is for several machines; name them, too: --nodes K with msrun, --hosts or "
                          "--hostfile with mpirun")
+
+
+def set_aside(args, logs, aside):
+    """Move an earlier job's logs aside on the other machines of mpirun, which may have this folder for themselves.
+
+    Where they share it, the first that comes moves them for all.
+    """
+    far = sorted({host for host in args.machine_of if not check_hosts.is_here(host)} if args.machines else ())
+    wanted = {"logs": os.path.abspath(logs), "aside": os.path.abspath(aside)}
+    with ThreadPoolExecutor(16) as pool:
+        for host, answer in zip(far, pool.map(lambda host: check_hosts.ask(host, wanted), far)):
+            wrong = answer if isinstance(answer, str) else answer["failed"]
+            refuse_if(wrong, f"{host}: the earlier {logs} cannot be moved aside: {wrong}")
+            if answer["moved"]:
+                yield host
 
 
 def refuse_if(wrong, sentence):
