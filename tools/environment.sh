@@ -63,11 +63,13 @@ _make_venv() {
     else
         cp requirements.txt "$venv/requirements.txt"
     fi
-    "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check -r "$venv/requirements.txt" \
-        -r requirements-dev.txt | _show_progress || {
+    "$venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check \
+        -r "$venv/requirements.txt" -r requirements-dev.txt | _show_progress || {
         echo "pip could not install the packages; the lines above say why. Run the command again when that is mended" >&2
         return 1
     }
+    # On all cores, where pip would take one. Some packages carry files that are no Python 3.
+    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 }
 
 _use_environment() {
