@@ -154,8 +154,8 @@ def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
 
     # As after a job that was killed when only rank 0 had saved its last epoch: both go back to the one before.
     newest(tmp_path / "ck pt", 1, 2).unlink()
-    resumed = jobs.succeeded(jobs.run("bash", RUN, cifar10, 2, *options, "--resume", cwd=tmp_path, env=CPU,
-                                      timeout=300))
+    resumed = jobs.succeeded(jobs.run("bash", RUN, cifar10, 2, *options, "--resume", "--test-images", 0, cwd=tmp_path,
+                                      env=CPU, timeout=300))
     earlier, = tmp_path.glob("device0.*")
     assert "epoch: 1 step: 1" in (earlier / "device0" / "train.log0").read_text(), "the first run's, moved aside"
     assert "epoch: 1 step" not in resumed.output

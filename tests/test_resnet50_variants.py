@@ -147,8 +147,7 @@ def test_computed_ranks_train_the_network_of_one_process(cifar10, pipeline, tmp_
         (tmp_path / launcher).mkdir()
         train_computed(launcher, cifar10, tmp_path / launcher)
     runs = {launcher: (launcher, COMPUTED[launcher][1], 1) for launcher in COMPUTED}  # launcher, shards, momenta times
-    runs.update({"pipeline, other pictures": ("run_pipeline.sh", 2, 1), "halved": ("run.sh", 2, 0.5),
-                 "halved, sliced": ("run_dataset_slice.sh", 1, 0.5)})
+    runs.update({"pipeline, other pictures": ("run_pipeline.sh", 2, 1), "halved": ("run.sh", 2, 0.5)})
     of_one = [":".join(map(str, (name, shards, momenta, *(
         newest(tmp_path / launcher / "ck", rank, 1) for rank in range(2)))))
         for name, (launcher, shards, momenta) in runs.items()]
