@@ -30,14 +30,16 @@ def mnist_folder(text):
             f"the data folder {folder} {'is a file' if folder.exists() else 'does not exist'} "
             f"(looked from {Path.cwd()}); give an absolute path" +
             make * (maker.is_file() and not folder.exists()))  # no maker: copied out alone
-    below = {file.parent for above in ("*", "*/*") for file in folder.glob(f"{above}/train*-ubyte")}
-    train = below.pop() if len(below) == 1 and not any(folder.glob("*train*-ubyte")) else folder
-    places = [at for at in (train, train.parent / "test") if any(at.glob("*t10k-*-ubyte*"))]
-    test = places[0] if places else "no files t10k-*, so no accuracy"
+    depths = () if any(folder.glob("*train*-ubyte")) else ("*", "*/*")
+    below = {file.parent for depth in depths for file in folder.glob(f"{depth}/train*-ubyte")}
+    train = min(below, key=lambda at: (len(at.parts), at.name != "train", at), default=folder)
+    _count(train, "train")
+    beside = [at / "test" for at in (train.resolve().parent, train.absolute().parent, folder)]
+    places = [at for at in (train, *beside, folder) if any(at.glob("*t10k-*-ubyte*"))]
+    test = places[0] if places else "no files t10k-* there or in test/ beside it, so no accuracy"
     rank = os.getenv("OMPI_COMM_WORLD_RANK", os.getenv("RANK_ID", "0"))
     if rank == "0" and not train == test == folder:
         print(f"data: {train}, test images: {test}", flush=True)
-    _count(train, "train")
     return {"train": str(train), "test": str(test)}, _count(test, "t10k") if places else 0
 
 

@@ -100,26 +100,47 @@ CRASHES = """import atexit, os, sys
 import ranks
 import mindspore as ms
 from mindspore.communication import init
-atexit.register(lambda: os.kill(os.getpid(), 11) if os.getenv("RANK_ID") == sys.argv[1] else None)  # before MindSpore's
+def crash():
+    if os.getenv("RANK_ID") == "1":
+        os.kill(os.getpid(), 11)
+crash.__module__ = "mindspore"  # a part of its clean-up
+atexit.register(crash)
 ranks.join()
 init()
 print("sum", ms.ops.AllReduce()(ms.Tensor([1.0])), flush=True)
-if "early" in sys.argv:
-    os.kill(os.getpid(), 11)
-if "failed" in sys.argv and os.getenv("RANK_ID") == sys.argv[1]:
-    sys.exit("why")
+results = open(f"results{os.environ['RANK_ID']}", "w")
+results.write("one\\n")
+atexit.register(results.write, "two\\n")
+if os.getenv("RANK_ID") == "1":
+    FAULT
 ranks.leave()
 """
 
 
-@pytest.mark.parametrize("when", ["late", "early", "failed"])
-def test_a_crash_of_mindspores_clean_up_after_all_is_done_is_no_failure(when, tmp_path):
+@pytest.mark.parametrize("fault", ["pass", "crash()", "raise SystemExit('why')", "exit(3)",
+                                   "sys.excepthook = print; raise ValueError('why')"])
+def test_a_crash_of_mindspores_clean_up_after_all_is_done_is_no_failure(fault, tmp_path):
     """Under msrun it runs, and crashes one time in forty."""
-    with start(tmp_path, CRASHES, 2, "--with", "msrun", "--", 1, when, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+    with start(tmp_path, CRASHES.replace("FAULT", fault), 2, "--with", "msrun",
+               env={"PYTHONPATH": str(RANKS.parent)}) as job:
         result = job.finish(90)
-    assert result.code == (0 if when == "late" else 139), result.output
+    assert result.code == (0 if fault == "pass" else 139), result.output
     said = "[rank 1] MindSpore's clean-up crashed (signal 11) after the script had ended well\n"
-    assert (said in result.output) == (when == "late")
+    assert (said in result.output) == (fault == "pass")
+    assert not result.left_over
+    if fault == "pass":
+        assert [(tmp_path / f"results{rank}").read_text() for rank in range(2)] == ["one\ntwo\n"] * 2
+
+
+def test_a_pool_whose_processes_would_run_the_script_anew_for_ever(tmp_path):
+    script = ("import multiprocessing\nimport ranks\nfrom mindspore.communication import init\nranks.join()\ninit()\n"
+              "if __name__ == '__main__':\n    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+              "        print(pool.map(abs, [-1]))\nranks.leave()\n")
+    with start(tmp_path, script, 2, "--with", "mpirun", env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        result = job.finish(60)
+    assert result.code == 143, result.output
+    assert result.output.count("has started runs the script anew, as if it was a rank: put all that") <= 4
+    assert re.search(r"rank \d failed, exit code 143\. The end of ", result.output)
     assert not result.left_over
 
 
@@ -386,6 +407,25 @@ def test_ctrl_c_ends_a_loop_around_the_job(tmp_path):
         result = job.finish(60)
     assert result.code == 130
     assert result.output.count("begin") == 1
+    assert not result.left_over
+
+
+def test_ctrl_c_while_another_machine_moves_logs_aside(tmp_path):
+    """It ends the ssh, too, which must not be taken for a failure."""
+    jobs.stand_in(tmp_path / "ssh", """for last; do :; done
+        [[ "$last" != *'"aside"'* ]] || { touch asked; exec sleep 60; }
+        exec sh -c "$last" """)
+    with start(tmp_path, "print('ready')\n", 1, "--with", "mpirun", "--hosts", "192.0.2.7:1",
+               env={"SSH": str(tmp_path / "ssh")}) as job:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "asked").exists():
+            assert job.process.poll() is None and time.monotonic() < deadline, job.output()
+            time.sleep(0.05)
+        os.killpg(job.process.pid, signal.SIGINT)
+        result = job.finish(30)
+    assert job.process.returncode == -signal.SIGINT, result.output
+    assert "aside" not in result.output
+    assert "ready" not in result.output
     assert not result.left_over
 
 

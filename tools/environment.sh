@@ -69,7 +69,8 @@ _make_venv() {
         return 1
     }
     # On all cores, where pip would take one. Some packages carry files that are no Python 3.
-    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+    "$venv/bin/python" -c 'import compileall, sys; compileall.compile_dir(sys.argv[1], quiet=2, workers=0)' \
+        "$venv/lib" >/dev/null 2>&1 || true # Ctrl-C it does not catch, as compileall's own main() does
 }
 
 _use_environment() {

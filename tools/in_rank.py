@@ -5,7 +5,6 @@ ranks.join() calls prepare(), and on CPU use_mpi().
 """
 
 import argparse
-import atexit
 import contextlib
 import ctypes
 import errno
@@ -68,8 +67,11 @@ def prepare(launched):
     if not on_cpu:
         return
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
-        sys.exit("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that "
-                 "the script does under if __name__ == '__main__':")
+        print("a process that multiprocessing has started runs the script anew, as if it was a rank: put all that the "
+              "script does under if __name__ == '__main__':", flush=True)
+        # A pool would start another one, for ever: so end the rank. Under an agent it leads a session.
+        os.kill(os.getsid(0) if "RANKS_RANK" in os.environ else os.getppid(), signal.SIGTERM)
+        os._exit(1)
     check_variables()
     after_init()
     beside("convolutions.py")["take_over"]()
@@ -78,6 +80,8 @@ def prepare(launched):
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
+        if "OMPI_COMM_WORLD_SIZE" not in os.environ and "RANKS_WORDS" in os.environ:
+            tell_a_good_end()
 
 
 def refuse_other_launchers():
@@ -164,17 +168,8 @@ def after_init():
         share()
         if os.getenv("MS_NODE_ID") == "0" and os.getenv("MS_ROLE") == "MS_WORKER":
             watch_scheduler()
-        if "OMPI_COMM_WORLD_SIZE" not in os.environ and "RANKS_WORDS" in os.environ:
-            atexit.register(say_that_the_script_has_ended)
 
     management._set_envs = finish
-
-
-def say_that_the_script_has_ended():
-    """Under msrun Python then ends the rank, with MindSpore's clean-up, which crashes one time in forty."""
-    with contextlib.suppress(OSError):
-        if os.getpid() == SELF:
-            os.write(int(os.environ["RANKS_WORDS"]), b"ended")
 
 
 def watch_scheduler():
@@ -245,7 +240,6 @@ class Exit(SystemExit):
 
 def end(code):
     """End this process without MindSpore's clean-up."""
-    atexit.unregister(say_that_the_script_has_ended)  # it has not ended well
     finish_writing(alone=True)  # the others wait for its end
     os._exit(code)
 
@@ -274,6 +268,21 @@ def end_at_errors():
 
     sys.excepthook = _comm_helper.excepthook = show_and_end
     sys.exit = leave
+
+
+def tell_a_good_end():
+    """Have ranks.leave() tell the agent that the script has ended well and written all: under msrun Python then ends
+    the rank, with MindSpore's clean-up, which crashes one time in forty.
+    """
+    def leave(code=0, leave=sys.modules["ranks"].leave):
+        well = not code and not sys.exc_info()[0]
+        leave(code)
+        if well and os.getpid() == SELF:
+            finish_writing()
+            with contextlib.suppress(OSError):
+                os.write(int(os.environ["RANKS_WORDS"]), b"ended")
+
+    sys.modules["ranks"].leave = leave
 
 
 def take_note_of_release():

@@ -335,7 +335,13 @@ class Job:
         names = [f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
         if not self.take_turns(names[0]):
             return
-        new_folders(args, names, hooks(args, "set_aside"))
+        try:
+            new_folders(args, names, hooks(args, "set_aside"))
+        except ValueError:
+            if not self.signalled():  # Ctrl-C ends the ssh to another machine, too
+                raise
+        if self.signalled():
+            return
         self.folders = {name: os.open(name, os.O_RDONLY) for name in names}
         MOVING.start(args)
         if args.folder:
@@ -535,7 +541,7 @@ class Job:
                 state["rank"] = self.ranks[message["rank"]] = {
                     **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0,
                     "losses": [], "accuracy": ""}
-                if len(self.ranks) >= len(self.args.local):
+                if len(self.ranks) >= (self.args.n if self.args.machines else len(self.args.local)):
                     linux.release(self.turn)
             if "lines" in message or "heard" not in state["rank"]:
                 state["rank"]["heard"] = time.monotonic()

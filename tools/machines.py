@@ -79,9 +79,10 @@ def set_aside(args, logs, aside):
     with ThreadPoolExecutor(16) as pool:
         for host, answer in zip(far, pool.map(lambda host: check_hosts.ask(host, wanted), far)):
             wrong = answer if isinstance(answer, str) else answer["failed"]
-            refuse_if(wrong, f"{host}: the earlier {logs} cannot be moved aside: {wrong}")
-            if answer["moved"]:
+            if not wrong and answer["moved"]:
                 yield host
+            refuse_if(wrong and len(args.jobs) == 1,  # at a restart a failure of mpirun is one of several
+                      f"{host}: the earlier {logs} cannot be moved aside: {wrong}")
 
 
 def refuse_if(wrong, sentence):
