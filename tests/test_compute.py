@@ -247,7 +247,8 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
                                "MindSpore 2.7 plans no such graph, for it gathers no booleans, and says so"))),
     ("Lamb", r"the CPU cannot compute Lamb \(of nn\.Lamb, "),
     ("ASGD", r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$"),
-    ("sparse", r"Python that runs while the graph does \(PyExecute.*, which is not computed; use MindSpore"),
+    ("sparse", r"Python that runs while the graph does \(PyExecute.*, which is not computed; use MindSpore's operators "
+               r"there, and for the sparse gradients of nn\.EmbeddingLookup nn\.Embedding$"),
     ("loss_scale", r"TrainOneStepWithLossScaleCell decides while the graph runs .*; take nn\.TrainOneStepCell\("),
     ("pipeline_by_hand", r"nn\.TrainOneStepCell cannot train an nn\.PipelineCell; train it by Model\.train$"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "

@@ -274,6 +274,7 @@ def test_the_tutorials_train_and_test_beside_each_other(mnist, tmp_path):
     told = float(re.search(r"^accuracy: (\S+)$", result.output, re.MULTILINE)[1])
     parameters = jobs.parameters(tmp_path / "ck" / "rank_0.ckpt")
     assert told == pytest.approx(accuracy_of(parameters, mnist), abs=0.0015)
+
     def found(folder, cwd):
         return jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--data-path", folder, "--check", cwd=cwd)).output
 
@@ -300,6 +301,7 @@ def test_a_folder_with_train_files_only_trains_without_accuracy(below, mnist, tm
     result = jobs.succeeded(forks.run(LESSON / "train_ddp.py", "--epochs", 1, "--batch-size", 1500, cwd=tmp_path,
                                       env={"DATA_PATH": str(tmp_path)}))
     assert f"data: {train}, test images: no files t10k-* there or in test/ beside it, so no accuracy\n" in result.output
+    assert "epoch: 0, step: 0, loss is" in result.output
     assert "accuracy: " not in result.output
     (tmp_path / "output").write_text(result.output)
     assert math.isclose(jobs.losses(tmp_path / "output")[0], math.log(10), abs_tol=0.02)
