@@ -100,6 +100,16 @@ def test_no_mindspore_no_launcher_no_compiler(bare_python, bare_path, tmp_path):
     check(found["Launchers"], "warning", "C compiler", "ziglang")
 
 
+def test_a_lesson_and_tools_copied_out(tmp_path):
+    """Without rank_tables/ and resnet50_gpu/."""
+    shutil.copytree(jobs.REPO / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    result = jobs.run(jobs.PYTHON, "tools/doctor.py", "--rank-table", TABLE, cwd=tmp_path)
+    assert result.code == 0, result.output
+    assert re.search(r"^  ok +MindSpore \d\.\d+\.\d+, picks \w+$", result.output, re.MULTILINE)
+    assert f"{TABLE} is not checked" in result.output
+    assert "copy rank_tables/, too, beside tools/" in result.output
+
+
 def test_everything_wrong_at_once_is_found_at_once(tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text(TABLE.read_text().replace("completed", "initializing"))

@@ -954,6 +954,18 @@ def test_a_rank_that_is_stopped_is_named_not_the_one_that_missed_it(tmp_path):
     assert not result.left_over
 
 
+def test_msruns_agents_that_are_stopped_are_ended_too(tmp_path):
+    """They lead sessions of their own, and a stopped process takes no TERM."""
+    with start(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(600)\n", 2, "--with", "msrun") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        for rank in range(2):
+            os.kill(jobs.parent_of(job.rank_process(rank)), signal.SIGSTOP)
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish()
+    assert result.code == 143
+    assert not result.left_over
+
+
 SPAWNS = JOINS + """
 import multiprocessing
 print("child", multiprocessing.get_context("spawn").Process(target=print).start())

@@ -530,6 +530,36 @@ def test_two_jobs_do_not_save_in_one_folder_that_has_two_paths(tmp_path):
     jobs.succeeded(jobs.run(*mount, *command, "--logs", "other", "--", 0, "--ckpt-dir", "mounted", cwd=tmp_path))
 
 
+def test_logs_that_linux_cannot_rename_are_copied_aside(tmp_path):
+    """As a container's, whose image has them: a folder of an overlay's lower layer."""
+    layers = "lowerdir=image,upperdir=own/up,workdir=own/work,redirect_dir=off"
+    mount = [*jobs.UNSHARE, "--mount", "sh", "-c", f'mount -t overlay -o {layers} overlay seen && cd seen && exec "$@"',
+             "sh"]
+    for folder in ("image/log_output/1/rank.0", "own/up", "own/work", "seen"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "image/log_output/mpirun.log").write_text("")
+    (tmp_path / "image/log_output/1/rank.0/stdout").write_text("of the image\n")
+    (tmp_path / "image/rank.py").write_text("print('new')\n")
+    if jobs.run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount an overlay in a namespace of their own")
+    result = jobs.succeeded(jobs.run(*mount, jobs.PYTHON, MNIST / "ranks.py", "-n", 1, "rank.py", cwd=tmp_path))
+    aside = re.search(r"^ranks.py: the earlier log_output is now (log_output\.\S+)$", result.output, re.MULTILINE)[1]
+    for folder, line in ((aside, "of the image\n"), ("log_output", "new\n")):
+        assert (tmp_path / "own/up" / folder / "1/rank.0/stdout").read_text() == line
+
+
+def test_files_on_pythonpath_are_the_scripts_alone(tmp_path):
+    """Called as modules of Python, which launcher and agents need."""
+    for name in ("socket", "select", "json", "subprocess", "binding"):
+        (tmp_path / f"{name}.py").write_text(f"print('not the {name} of Python')\n")
+    (tmp_path / "rank.py").write_text("import json\n")
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, "-I", MNIST / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path,
+                                     env={"PYTHONPATH": f"{tmp_path}:"}))
+    assert [line for line in result.output.splitlines() if "not the" in line] == [
+        f"[rank {rank}] not the json of Python" for rank in sorted((0, 1), key=lambda rank: result.output.index(
+            f"[rank {rank}]"))]
+
+
 def test_where_options_of_the_script_go(mnist, tmp_path):
     result = jobs.run("bash", MNIST / "run.sh", mnist, 2, "--lr", 1, cwd=tmp_path)
     assert result.code == 2

@@ -83,6 +83,58 @@ def test_ranks_that_train_alone_are_told(tmp_path):
         assert not result.left_over
 
 
+MEANS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ranks
+import mindspore as ms
+from mindspore import nn
+from mindspore.train import Model
+ranks.join()
+ms.communication.init()
+
+
+def build(cell=None, **settings):
+    ms.reset_auto_parallel_context()
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, **settings)
+    net = cell or nn.Dense(2, 2)
+    try:
+        Model(net, nn.MSELoss(), nn.SGD(net.trainable_params()))
+        print(settings, "ok", flush=True)
+    except SystemExit as refusal:
+        print(refusal, flush=True)
+
+
+build(device_num=2, global_rank=ms.communication.get_rank())
+build(device_num=4)
+build(pipeline_stages=2)
+weights = nn.Dense(2, 2).trainable_params()
+ms.reset_auto_parallel_context()
+nn.DistributedGradReducer(weights, True, 2)
+nn.DistributedGradReducer(weights, True, ms.get_auto_parallel_context("device_num"))
+cell = nn.Dense(2, 2)
+cell.shard(in_strategy=((2, 1),))
+build(cell)
+ranks.leave()
+"""
+
+
+def test_means_that_would_be_wrong_are_refused(tmp_path):
+    (tmp_path / "means.py").write_text(MEANS)
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "means.py", "--", LESSON, cwd=tmp_path))
+    for rank in range(2):
+        said = [line for line in result.output.splitlines() if f"[rank {rank}]" in line]
+        patterns = [rf"'device_num': 2, 'global_rank': {rank}}} ok$",
+                    r"device_num=4 of set_auto_parallel_context is not the number of ranks, 2, by",
+                    "pipeline_stages=2 makes gradients wrong in data_parallel; leave it out",
+                    r"shard\(\) of a cell switches off the exchange of gradients, here those of 2 parameters \(weight,"]
+        if rank == 0:
+            patterns.insert(3, "warning: gradients are summed over 2 ranks and divided by 1, the degree given to ")
+        assert len(said) == len(patterns), said
+        for line, pattern in zip(said, patterns):
+            assert re.search(pattern, line)
+
+
 def test_the_dry_run_compiles_it(tmp_path):
     report = tmp_path / "report.json"
     jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 8, "--ranks", "7", "--json",

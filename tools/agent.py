@@ -5,17 +5,21 @@ Variables: RANKS_LAUNCHER, where to report; RANKS_LOG, the rank's log, where no 
 of JSON. The launcher may ask where the script stands (look), and hand it a word (word), which checkpoints.py awaits.
 """
 
+import os
+import sys
+
+# What PYTHONPATH names is the script's: it may have files that are called as this folder's modules or Python's own.
+sys.path.sort(key=lambda folder: not folder.startswith((os.path.dirname(__file__), os.path.dirname(os.__file__))))
+
 import contextlib
 import ctypes
 import json
-import os
 import re
 import select
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -61,7 +65,8 @@ class Agent:
     def run(self):
         """Stay until the script has ended; this process then ends with its code."""
         signal.signal(signal.SIGTERM, self.end)
-        self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid)
+        self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
+                  agent=os.getpid())
         self.write(b"")  # the log is there from the start
         ended = False
         while not ended:

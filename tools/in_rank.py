@@ -64,6 +64,8 @@ def prepare(launched):
     elif getattr(sys.modules.get("ranks"), "_joined", False):
         sys.exit("ranks.join() is called once, before init(); leave out the second")
     distrust_compile_cache(on_cpu)
+    if launched:
+        beside("reducers.py")["take_over"]()
     if not on_cpu:
         return
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells

@@ -7,13 +7,19 @@ or itself, each under an agent, names the one that fails first, shows the end of
 code; Ctrl-C gives 130, TERM 143. Nothing outlives it, even if it is ended by kill -9.
 """
 
+import os
+import sys
+
+# What PYTHONPATH names comes behind this folder's modules and Python's own: it may have files of the same names.
+sys.path.sort(key=lambda folder: not folder.startswith((os.path.dirname(__file__), os.path.dirname(os.__file__))))
+
 import collections
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import itertools
 import json
-import os
 import random
 import re
 import select
@@ -22,7 +28,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -252,14 +257,24 @@ def new_folders(args, names, elsewhere=()):
             os.mkdir(aside)
         for name in old:
             with contextlib.suppress(FileNotFoundError):  # moved there, too, which a network's disk tells late
-                os.rename(name, f"{aside}/{name}" if len(names) > 1 else aside)
+                move(name, f"{aside}/{name}" if len(names) > 1 else aside)
         for name in names:
             os.makedirs(name)
     except OSError as error:
-        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); start in a "
-                         "folder where you may write") from None
+        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror or error}); start "
+                         "in a folder where you may write") from None
     if old:
         say(f"{args.name}: the earlier {' '.join(old)} is now {aside}")
+
+
+def move(old, new):
+    """Rename a folder; copy it where Linux cannot, as what a container's image holds (overlay)."""
+    try:
+        os.rename(old, new)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.move(old, new)
 
 
 # --------------------------------------------------------------------------------------------- start and watch
@@ -642,7 +657,9 @@ class Job:
         self.server.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
-            for pid in linux.session_of(*(process.pid for process in self.started)):
+            agents = [rank["agent"] for rank in self.ranks.values() if rank["host"] == socket.gethostname()
+                      and number == signal.SIGKILL and agent.connected(rank["link"])]  # stopped; msrun's lead sessions
+            for pid in linux.session_of(*(process.pid for process in self.started), *agents):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while left and time.monotonic() < deadline:

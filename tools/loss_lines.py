@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 
 monitor = sys.modules.get("mindspore.train.callback._loss_monitor")
 FIRST = os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")
@@ -30,8 +31,10 @@ def step_end(self, run_context, as_ever=monitor and monitor.LossMonitor.step_end
         pace = (now - began) / (step - first)
         left = pace * (about.epoch_num * about.batch_num - step)
         if left > 600:
-            print(f"about {left / 3600:.1f} h to go, at {pace:.1f} s a step; options of a small run (with a launcher, "
-                  "after --): --epochs 1 --steps 4 --image-size 32", flush=True)
+            small = "; options of a small run (with a launcher, after --): --epochs 1 --steps 4 --image-size 32"
+            script = Path(sys.argv[0])
+            print(f"about {left / 3600:.1f} h to go, at {pace:.2g} s a step"
+                  f"{small if script.is_file() and b'--image-size' in script.read_bytes() else ''}", flush=True)
 
 
 if monitor and monitor.LossMonitor.step_end.__name__ == "step_end" and not hasattr(monitor, "print"):
