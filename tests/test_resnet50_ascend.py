@@ -133,17 +133,6 @@ def check_words_and_files(folder, output):
         assert "do not log me" not in "".join(environment)
 
 
-def test_two_ranks_train_the_whole_resnet50(cifar10, tmp_path):
-    jobs.succeeded(jobs.run("bash", RUN, cifar10, 2, "--", "--epochs", 1, "--steps", 2, "--image-size", 32,
-                            "--batch-size", 4, "--test-images", 0, "--ckpt-dir", "ck", *DATA_PARALLEL, cwd=tmp_path,
-                            timeout=300, env=CPU))
-    losses = np.array([jobs.losses(tmp_path / f"device{rank}" / f"train.log{rank}") for rank in (0, 1)])
-    assert losses.shape == (2, 2)
-    assert np.abs(losses - np.log(10)).max() < 2
-    parameters = check_equal_parameters([newest(tmp_path / "ck", rank, 1) for rank in (0, 1)])
-    assert sum(is_trained(name) for name in parameters) > 2 * 161, "weights and momenta"
-
-
 def test_two_ranks_train_one_network_and_resume(cifar10, tmp_path):
     options = ("--", "--epochs", 2, "--steps", 3, "--image-size", 32, "--batch-size", 16, "--test-images", 101,
                "--ckpt-dir", "ck pt", *DATA_PARALLEL, *jobs.SHALLOW)

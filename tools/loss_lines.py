@@ -33,7 +33,7 @@ def step_end(self, run_context, as_ever=monitor and monitor.LossMonitor.step_end
         if left > 600:
             small = "; options of a small run (with a launcher, after --): --epochs 1 --steps 4 --image-size 32"
             script = Path(sys.argv[0])
-            print(f"about {left / 3600:.1f} h to go, at {pace:.2g} s a step"
+            print(f"about {left / 3600:.1f} h to go, at {pace:.{1 if pace >= 0.1 else 4}f} s a step"
                   f"{small if script.is_file() and b'--image-size' in script.read_bytes() else ''}", flush=True)
 
 
