@@ -92,6 +92,7 @@ from mindspore import nn
 from mindspore.train import Model
 ranks.join()
 ms.communication.init()
+ms.set_seed(1)
 
 
 def build(cell=None, **settings):
@@ -133,6 +134,14 @@ def test_means_that_would_be_wrong_are_refused(tmp_path):
         assert len(said) == len(patterns), said
         for line, pattern in zip(said, patterns):
             assert re.search(pattern, line)
+
+
+def test_weights_that_differ_in_the_end_are_told(tmp_path):
+    lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (
+        "net.trainable_params(), 0.1", "net.trainable_params(), 0.1 + rank / 1000"))
+    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
+    assert len(re.findall(r"^\[rank 0\] warning: rank 1 ended with other weights than rank 0", result.output,
+                          re.MULTILINE)) == 1
 
 
 def test_the_dry_run_compiles_it(tmp_path):

@@ -64,8 +64,9 @@ def prepare(launched):
     elif getattr(sys.modules.get("ranks"), "_joined", False):
         sys.exit("ranks.join() is called once, before init(); leave out the second")
     distrust_compile_cache(on_cpu)
+    reducers = beside("reducers.py") if launched else {}
     if launched:
-        beside("reducers.py")["take_over"]()
+        reducers["take_over"]()
     if not on_cpu:
         return
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # that is how Python itself tells
@@ -82,7 +83,9 @@ def prepare(launched):
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
-        if "OMPI_COMM_WORLD_SIZE" not in os.environ and "RANKS_WORDS" in os.environ:
+        if "OMPI_COMM_WORLD_SIZE" in os.environ:
+            reducers["compare_in_the_end"](sys.modules["ranks"])
+        elif "RANKS_WORDS" in os.environ:
             tell_a_good_end()
 
 

@@ -1,11 +1,17 @@
-"""Looks at how gradients will be averaged, where MindSpore takes settings without a word that make the mean wrong."""
+"""Looks at how gradients will be averaged, where MindSpore takes settings without a word that make the mean wrong; and
+after the training, where mpirun has started the ranks on CPU, whether all hold the same weights."""
 
 import os
 import sys
+import weakref
 
-from mindspore import nn
-from mindspore.communication import get_group_size
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.communication import GlobalComm, get_group_size
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
+
+AVERAGED = weakref.WeakValueDictionary()  # the parameters whose gradients are averaged, by their ids
+SAME = 1e-4  # of the weights' norm; rounding is far below
 
 
 def refuse(parameters):
@@ -29,6 +35,7 @@ def take_over():
     def make(self, parameters, mean=None, degree=None, *more, made=nn.DistributedGradReducer.__init__, **named):
         refuse(parameters)
         made(self, parameters, mean, degree, *more, **named)
+        AVERAGED.update({id(parameter): parameter for parameter in parameters if not parameter.layerwise_parallel})
         size = get_group_size()
         if self.mean and degree not in (None, size) and not more and not named and \
                 (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) == "0":
@@ -36,3 +43,28 @@ def take_over():
                   f"DistributedGradReducer; their mean wants {size}", flush=True)
 
     nn.DistributedGradReducer.__init__ = make
+
+
+def compare():
+    """Say it if this rank's weights are not rank 0's; all ranks must call it."""
+    norm, seen = 0.0, 0.0
+    for parameter in list(AVERAGED.values()):
+        values = parameter.asnumpy().astype(np.float64).ravel()
+        norm += values @ values
+        seen += values @ np.cos(np.arange(values.size))  # of a difference it sees 0.7 of the norm, on the average
+    found = ops.AllGather()(Tensor(np.array([norm ** 0.5, seen], np.float32))).asnumpy().reshape(-1, 2)
+    others = [rank for rank, (_, of_rank) in enumerate(found) if abs(of_rank - found[0, 1]) > SAME * found[0, 0]]
+    if others and os.getenv("OMPI_COMM_WORLD_RANK") == "0":
+        print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; in data parallel all "
+              "have the same. Their initial weights, learning rates or numbers of steps differ, or a gradient was not "
+              "averaged", flush=True)
+
+
+def compare_in_the_end(ranks):
+    """Have ranks.leave() compare, where the ranks wait for each other."""
+    def meet(meet=ranks._meet):
+        if GlobalComm.INITED and get_group_size() > 1:
+            compare()
+        meet()
+
+    ranks._meet = meet
