@@ -92,13 +92,12 @@ from mindspore import nn
 from mindspore.train import Model
 ranks.join()
 ms.communication.init()
-ms.set_seed(1)
 
 
 def build(cell=None, **settings):
     ms.reset_auto_parallel_context()
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, **settings)
-    net = cell or nn.Dense(2, 2)
+    net = cell or nn.Dense(2, 2, "ones", "ones")
     try:
         Model(net, nn.MSELoss(), nn.SGD(net.trainable_params()))
         print(settings, "ok", flush=True)
@@ -109,11 +108,11 @@ def build(cell=None, **settings):
 build(device_num=2, global_rank=ms.communication.get_rank())
 build(device_num=4)
 build(pipeline_stages=2)
-weights = nn.Dense(2, 2).trainable_params()
+weights = nn.Dense(2, 2, "ones", "ones").trainable_params()
 ms.reset_auto_parallel_context()
 nn.DistributedGradReducer(weights, True, 2)
 nn.DistributedGradReducer(weights, True, ms.get_auto_parallel_context("device_num"))
-cell = nn.Dense(2, 2)
+cell = nn.Dense(2, 2, "ones", "ones")
 cell.shard(in_strategy=((2, 1),))
 build(cell)
 ranks.leave()
