@@ -17,6 +17,11 @@ UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide t
              "large, unless the loss has a number for each sample. MindSpore plans so where the function that is "
              "differentiated returns more than its loss (has_aux=True, or a tuple): return the loss alone; and where "
              "the loss is the mean of nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
+NOT_REPEATED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are "
+                "too large: loss_repeated_mean=False (in AutoParallel: disable_loss_repeated_mean()) wants that; leave "
+                "it out")
+TWICE = ("gradients_mean=True divides the gradients of whole parameters by the number of ranks once more; in {} all "
+         "are divided already: leave it out")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
@@ -95,7 +100,10 @@ def notes_of(text, planned, layouts):
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1
             and (cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean")))):
-        notes.append(UNDIVIDED)
+        notes.append(UNDIVIDED if ms.get_auto_parallel_context("loss_repeated_mean") else NOT_REPEATED)
+    reduced = "Grad__Mirror" in text or "grad_parallel_optimizer_allgather" in text  # gradients of whole parameters
+    if "_VirtualDiv" in planned and reduced and ms.get_auto_parallel_context("gradients_mean"):
+        notes.append(TWICE.format(planned_mode()))
     sentences = {"no rule": NO_RULE, "index": OWN_INDEX, "rows": OWN_ROWS}
     named = {kind: [] for kind in sentences}
     for (kind, name), sources in sorted(graph_ir.on_slices(text).items()):

@@ -68,6 +68,7 @@ class Computation:
         self.parameters = {name: parameters.get(name) for name in plan.parameters.values()}
         self.slots, self.values = {}, []
         self.checked = False
+        self.held = {}  # the shape of each parameter on this rank
         self.number = number
         for name, value in plan.constants.items():
             self.slot(name, value)
@@ -296,6 +297,7 @@ class Computation:
             self.links.agree(f"a run of graph {self.number}")
             if not self.checked:
                 self.compare(arguments)
+        self.look_at_slices()
         values = list(self.values)
         for place, argument, promised in zip(self.inputs, arguments, self.plan.inputs.values()):
             values[place] = argument
@@ -324,6 +326,14 @@ class Computation:
             self.compare_numbers(results)
         self.checked = True
         return results[0] if len(results) == 1 else tuple(results)
+
+    def look_at_slices(self):
+        """Refuse what the script has put in a parameter's place since the last run, unless it is a slice, too."""
+        for name, parameter in self.parameters.items():
+            now = tuple(parameter.shape)
+            if now != (held := self.held.setdefault(name, now)):
+                raise PlanError(f"this rank holds {held} of {name!r}, and the script has put {now} in its place: give "
+                                "set_data() this rank's slice, or call it before the first step")
 
     def compare(self, arguments):
         """In the first step: do all ranks bring the same batch, or the same slice of it, where they should?"""

@@ -12,6 +12,7 @@ from pathlib import Path
 import forks
 import numpy as np
 import pytest
+import jobs
 from jobs import PATIENCE, PYTHON, REPO, UNSHARE, Job, command_of, made_once, marked, parameters, run, succeeded
 
 SCRIPTS = Path(__file__).resolve().parent / "compute_scripts"
@@ -318,6 +319,52 @@ def test_what_is_computed_on_slices_alone_is_told(tmp_path):
     assert told == [*(("MindSpore has no rule for cutting Median", line) for line in ("34", "36")),
                     ("the index of Argmax", "44"), ("TensorScatterAdd", ""),
                     *(("the index of ops.max", "38") for _ in index)]
+
+
+MEANS = ALONE_OR_CUT + """
+def train(case, **settings):
+    print("case", case, flush=True)
+    ms.reset_auto_parallel_context()
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="data_parallel")
+    ms.set_auto_parallel_context(**settings)
+    x = Tensor(np.ones((4, 8), np.float32))
+    net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
+    if "shards" in case:
+        settings = {"parallel_optimizer_threshold": 0}
+        ms.set_auto_parallel_context(enable_parallel_optimizer=True, parallel_optimizer_config=settings)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    step.set_train()(x, x[:, :4])
+    if case == "right":
+        net.weight.set_data(Tensor(np.ones((4, 8), np.float32)))
+        step(x, x[:, :4])
+
+train("right")
+train("mean", gradients_mean=True)
+train("not repeated", loss_repeated_mean=False)
+train("mean of shards", gradients_mean=True, parallel_mode="auto_parallel", search_mode="sharding_propagation")
+"""
+
+
+def test_gradients_divided_twice_or_not_at_all_are_told(tmp_path):
+    (tmp_path / "means.py").write_text(MEANS)
+    done = succeeded(compute(2, "means.py", cwd=tmp_path))
+    twice = "gradients_mean=True divides the gradients of whole parameters by the number of ranks once more; in "
+    told = {case: re.findall("computed on CPU: (.*)", lines)
+            for case, lines in re.findall(r"(?s)(?:^|\n)case ([a-z ]+)\n(.*?)(?=\ncase|$)", done.output) if lines}
+    assert [len(notes) for notes in told.values()] == [0, 1, 1, 1], done.output
+    assert told["mean"][0].startswith(f"{twice}semi_auto_parallel all are divided already")
+    assert "too large: loss_repeated_mean=False" in told["not repeated"][0]
+    assert told["mean of shards"][0].startswith(f"{twice}auto_parallel all are divided already")
+
+
+def test_whole_values_put_in_place_of_a_slice_are_refused(tmp_path):
+    lesson = jobs.planted("parallel_modes", tmp_path, "parallel_modes.py", (
+        "    loss = train_step(", "    if step == 1:\n        net.weight.set_data(ms.Tensor(initial[0]))\n"
+        "    loss = train_step("))
+    done = compute(2, lesson / "parallel_modes.py", "--mode", "semi_auto_parallel", "--steps", 3, cwd=tmp_path)
+    assert done.code == 1
+    assert "this rank holds (512, 64) of 'weight', and the script has put (512, 128) in its place: give set_data() " \
+        "this rank's slice" in done.output
 
 
 BATCHES = ALONE_OR_CUT + """

@@ -154,7 +154,7 @@ def test_auto_parallel_trains_the_network_of_one_process(search_mode, shape, one
 
 
 def test_a_mean_taken_twice_is_found_in_the_numbers(one, tmp_path):
-    """No dry run tells it: slices, collectives and the first loss are right, gradients of whole parameters halved."""
+    """Slices, collectives and the first loss are right, gradients of whole parameters halved."""
     lesson = jobs.planted("parallel_modes", tmp_path, "parallel_modes.py", (
         'dataset_strategy="full_batch"', 'gradients_mean=True, dataset_strategy="full_batch"'))
     with pytest.raises(AssertionError, match="the losses of rank 0 differ from those of one process"):
