@@ -135,9 +135,11 @@ def test_means_that_would_be_wrong_are_refused(tmp_path):
             assert re.search(pattern, line)
 
 
-def test_weights_that_differ_in_the_end_are_told(tmp_path):
-    lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (
-        "net.trainable_params(), 0.1", "net.trainable_params(), 0.1 + rank / 1000"))
+@pytest.mark.parametrize(("line", "other"), [
+    ("nn.Momentum(net.trainable_params(), 0.1", "nn.Momentum(net.trainable_params(), 0.1 + rank / 1000"),
+    ('ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)', "pass")])
+def test_weights_that_differ_in_the_end_are_told(line, other, tmp_path):
+    lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (line, other))
     result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
     assert len(re.findall(r"^\[rank 0\] warning: rank 1 ended with other weights than rank 0", result.output,
                           re.MULTILINE)) == 1
