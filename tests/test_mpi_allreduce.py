@@ -6,7 +6,6 @@ import shutil
 import sys
 
 import jobs
-import pytest
 
 TOOL = jobs.REPO / "tools/mpi_allreduce.py"
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", *["--allow-run-as-root"] * (os.geteuid() == 0), "-n")
@@ -48,13 +47,10 @@ def test_all_kinds_are_right_and_the_sums_of_float32_are_mpis(tmp_path):
     assert "improperly" not in result.output
 
 
-@pytest.mark.parametrize(("old", "new", "found"), [
-    ("operation != SUM ||", "", "max of 700 float32: WRONG"),
-    ("(count, patience)", "(count + rank % 2, patience)", "all-reduce (MPI) of 1 numbers, another rank in one of 2"),
-])
-def test_planted_bugs_are_found(old, new, found, tmp_path):
+def test_a_planted_bug_is_found(tmp_path):
+    lesson = copied(tmp_path, "(count, patience)", "(count + rank % 2, patience)")
     alone = {"MS_CPU_COMM_OP_TIMEOUT": "10"}  # so long a rank waits for one that went another way
-    assert found in all_reduces(copied(tmp_path, old, new), env=alone).output
+    assert "all-reduce (MPI) of 1 numbers, another rank in one of 2" in all_reduces(lesson, env=alone).output
 
 
 def test_mccl_goes_on_where_the_first_sum_differs(tmp_path):

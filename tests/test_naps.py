@@ -46,7 +46,7 @@ def test_a_nap_is_at_most_a_tenth_of_the_time_waited(tmp_path):
     jobs.succeeded(jobs.run(jobs.PYTHON, "-c", NAPS, library, cwd=tmp_path))
 
 
-@pytest.mark.parametrize(("launcher", "naps"), [("mpirun", "short"), ("msrun", "short"), ("mpirun", "long")])
+@pytest.mark.parametrize(("launcher", "naps"), [("msrun", "short"), ("mpirun", "long")])
 def test_ranks_ask_often(launcher, naps, tmp_path):
     jobs.succeeded(jobs.run("bash", RUN / "run.sh", 2, "--launcher", launcher, cwd=tmp_path,
                             env={"GLOG_v": "1", "NAPS": naps}))
