@@ -128,9 +128,9 @@ def test_four_ranks_of_data_parallel_train_the_network_of_one_process(one, tmp_p
 
 
 # ------------------------------------------------------------------- the Ascend plan, computed by real ranks on CPU
-def compute(folder, one, mode, ranks, *options, shape, lesson=LESSON):
+def compute(folder, one, mode, ranks, *options, shape):
     """Train in a mode that MindSpore's Ascend compiler plans, and compare with one process."""
-    result = train(folder, mode, ranks, "--steps", STEPS, "--ckpt-dir", "ckpt", *options, lesson=lesson)
+    result = train(folder, mode, ranks, "--steps", STEPS, "--ckpt-dir", "ckpt", *options)
     assert result.output.count(f"MindSpore has no {mode} on CPU: its Ascend plan is computed here") == 1
     assert "too large" not in result.output, "gradients are divided"
     saved = check_equal_to_one(result, folder / "ckpt", ranks, shape, one)
