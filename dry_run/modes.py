@@ -99,7 +99,7 @@ def notes_of(text, planned, layouts):
         notes.append(OWN_NORMS)
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1
-            and (cut or ("Grad__Mirror" in text and not ms.get_auto_parallel_context("gradients_mean")))):
+            and (sliced if ms.get_auto_parallel_context("gradients_mean") else cut or "Grad__Mirror" in text)):
         notes.append(UNDIVIDED if ms.get_auto_parallel_context("loss_repeated_mean") else NOT_REPEATED)
     reduced = "Grad__Mirror" in text or "grad_parallel_optimizer_allgather" in text  # gradients of whole parameters
     if "_VirtualDiv" in planned and reduced and ms.get_auto_parallel_context("gradients_mean"):

@@ -83,9 +83,10 @@ def prepare(launched):
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
-        if "OMPI_COMM_WORLD_SIZE" in os.environ:
-            reducers["compare_in_the_end"](sys.modules["ranks"])
-        elif "RANKS_WORDS" in os.environ:
+        ranks = sys.modules.get("ranks")  # else it is part of a package
+        if ranks and "OMPI_COMM_WORLD_SIZE" in os.environ:
+            reducers["compare_in_the_end"](ranks)
+        elif ranks and "RANKS_WORDS" in os.environ:
             tell_a_good_end()
 
 

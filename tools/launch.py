@@ -261,8 +261,8 @@ def new_folders(args, names, elsewhere=()):
         for name in names:
             os.makedirs(name)
     except OSError as error:
-        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror or error}); start "
-                         "in a folder where you may write") from None
+        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); start in a "
+                         "folder where you may write") from None
     if old:
         say(f"{args.name}: the earlier {' '.join(old)} is now {aside}")
 
@@ -274,7 +274,12 @@ def move(old, new):
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        shutil.move(old, new)
+        try:
+            shutil.move(old, new)
+        except shutil.Error as failed:
+            shutil.rmtree(new, ignore_errors=True)
+            raise ValueError(f"cannot copy {old} aside ({failed.args[0][-1][-1]}); delete it, or start in another "
+                             "folder") from None
 
 
 # --------------------------------------------------------------------------------------------- start and watch

@@ -2,88 +2,124 @@
 after the training, where mpirun has started the ranks on CPU, whether all hold the same weights.
 """
 
-import contextlib
+import functools
 import os
 import sys
 import weakref
 import zlib
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
+from mindspore.train import Model
 
-TRAINED = weakref.WeakValueDictionary()  # the parameters that optimizers were given, by their ids
+OPTIMIZERS = weakref.WeakSet()  # those made so far
+SEEN = set()  # of "reducer", "collective", "set": what the script has made, and that it has set a weight since training
 SAME = 1e-4  # of the weights' norm; rounding is far below
+BLOCK = np.cos(np.arange(1 << 20))  # of a difference a product with it sees 0.7 of the norm, on the average
 
 
-def refuse(parameters):
+def refuse(parameters, mean, degree, size):
     """End with a sentence if the gradients of these parameters would not become their mean over all ranks."""
-    size, settings = get_group_size(), auto_parallel_context()
-    stages, number = settings.get_pipeline_stages(), settings.get_device_num()
+    settings = auto_parallel_context()
+    mode, stages = settings.get_parallel_mode(), settings.get_pipeline_stages()
+    if mode not in ("data_parallel", "hybrid_parallel"):
+        return
     alone = [parameter.name for parameter in parameters if parameter.param_info.is_in_pynative_shard]
     if alone:
         sys.exit(f"shard() of a cell switches off the exchange of gradients, here those of {len(alone)} parameters "
-                 f"({alone[0]}, ...): each rank would train alone. Leave it out in {settings.get_parallel_mode()}")
-    if stages > 1 and settings.get_parallel_mode() in ("data_parallel", "hybrid_parallel"):
-        sys.exit(f"pipeline_stages={stages} makes gradients wrong in {settings.get_parallel_mode()}; leave it out "
-                 "(a pipeline is trained in semi_auto_parallel or auto_parallel)")
-    if settings.get_gradients_mean() and settings.get_device_num_is_set() and number != size:
-        sys.exit(f"device_num={number} of set_auto_parallel_context is not the number of ranks, {size}, by which "
+                 f"({alone[0]}, ...): each rank would train alone. Leave it out in {mode}")
+    if stages > 1:
+        sys.exit(f"pipeline_stages={stages} makes gradients wrong in {mode}; leave it out (a pipeline is trained in "
+                 "semi_auto_parallel or auto_parallel)")
+    if mean and degree not in (None, size) and settings.get_device_num_is_set() and degree == settings.get_device_num():
+        sys.exit(f"device_num={degree} of set_auto_parallel_context is not the number of ranks, {size}, by which "
                  "gradients are to be divided; leave it out")
 
 
 def take_over():
     """Have nn.DistributedGradReducer, which Model.train makes, too, look first."""
     def make(self, parameters, mean=None, degree=None, *more, made=nn.DistributedGradReducer.__init__, **named):
-        refuse(parameters)
+        parameters = parameters if isinstance(parameters, (list, tuple)) else list(parameters)
+        group = named.get("group", more[1] if len(more) > 1 else GlobalComm.WORLD_COMM_GROUP)
+        size = get_group_size(group)
+        averaged = auto_parallel_context().get_gradients_mean() if mean is None else mean
+        refuse(parameters, averaged, degree, size)
         made(self, parameters, mean, degree, *more, **named)
-        size = get_group_size()
-        if self.mean and degree not in (None, size) and not more and not named and \
-                (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) == "0":
+        SEEN.add("reducer")
+        # A multiple may be meant: of gradients that are accumulated.
+        if averaged and degree and degree % size and (
+                os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) == "0":
             print(f"warning: gradients are summed over {size} ranks and divided by {degree}, the degree given to "
                   f"DistributedGradReducer; their mean wants {size}", flush=True)
 
     nn.DistributedGradReducer.__init__ = make
 
 
-def take_note_of_optimizers():
-    """Note what they train, less what is each rank's own."""
-    def noting(made):
-        def make(self, *given, **named):
-            made(self, *given, **named)
-            TRAINED.update({id(one): one for one in self.parameters if not one.layerwise_parallel})
+def take_note():
+    """Note what a script makes that tells whether all ranks should hold the same weights."""
+    def before(kind, method, do):
+        as_ever = getattr(kind, method)
 
-        return make
+        @functools.wraps(as_ever)
+        def wrapped(self, *given, **named):
+            do(self)
+            return as_ever(self, *given, **named)
+
+        setattr(kind, method, wrapped)
 
     for kind in (nn.Optimizer, NewOptimizer):
-        kind.__init__ = noting(kind.__init__)
+        before(kind, "__init__", OPTIMIZERS.add)
+    for kind in (ops.AllReduce, ops.AllGather, ops.ReduceScatter, ops.Broadcast):
+        before(kind, "__init__", lambda _: SEEN.add("collective"))
+    # As it is where a checkpoint is loaded; a number may be a learning rate.
+    before(Parameter, "set_data", lambda one: one.shape and SEEN.add("set"))
+    before(Model, "train", lambda _: SEEN.discard("set"))
+
+
+def weights():
+    """Of what the optimizers train: the norm, a sum that tells two sets of weights apart, and one of their shapes."""
+    norm, seen, network = 0.0, 0.0, 0
+    for one in {id(one): one for optimizer in OPTIMIZERS for one in optimizer.parameters}.values():
+        values = one.asnumpy().ravel()
+        if one.layerwise_parallel or values.dtype.kind == "c":
+            continue
+        network += zlib.crc32(f"{one.name} {one.shape}".encode()) >> 16
+        for start in range(0, values.size, BLOCK.size):
+            part = values[start:start + BLOCK.size].astype(np.float64)
+            norm += part @ part
+            seen += part @ BLOCK[:part.size]
+    return norm ** 0.5, seen, network
 
 
 def compare():
-    """Say it if this rank's weights are not rank 0's, where all ranks train one network; all ranks must call it."""
-    norm, seen, network = 0.0, 0.0, 0
-    for parameter in list(TRAINED.values()):
-        network += zlib.crc32(f"{parameter.name} {parameter.shape}".encode()) >> 16
-        with contextlib.suppress(TypeError):  # numpy may have no such numbers
-            values = parameter.asnumpy().astype(np.float64).ravel()
-            norm += values @ values
-            seen += values @ np.cos(np.arange(values.size))  # of a difference it sees 0.7 of the norm, on the average
-    norms, seen, networks = ops.AllGather()(
-        Tensor(np.array([norm ** 0.5, seen, network], np.float32))).asnumpy().reshape(-1, 3).T
-    others = np.flatnonzero(np.abs(seen - seen[0]) > SAME * norms[0])
-    if others.size and np.all(networks == networks[0]) and os.getenv("OMPI_COMM_WORLD_RANK") == "0":
-        print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; in data parallel all "
-              "have the same. Their initial weights, learning rates or numbers of steps differ, or gradients were not "
-              "averaged (parallel_mode)", flush=True)
+    """Say it if ranks that should have the same weights have not; all ranks must call it."""
+    by_hand = "set" in SEEN or ("collective" in SEEN and "reducer" not in SEEN)  # whatever is meant
+    try:
+        with np.errstate(all="ignore"):
+            mine = [*weights(), by_hand]
+    except Exception:  # noqa: BLE001  # all has ended well, and the others wait
+        mine = [0, 0, 0, True]
+    norms, seen, networks, unknown = ops.AllGather()(Tensor(np.array(mine, np.float32))).asnumpy().reshape(-1, 4).T
+    with np.errstate(all="ignore"):
+        same = np.abs(seen - seen[0]) <= SAME * norms[0]  # not where either is no number
+    others = [rank for rank in range(1, len(seen)) if not same[rank]]
+    alike = not unknown.any() and np.all(networks == networks[0]) and np.isfinite(seen).any()
+    if others and alike and os.getenv("OMPI_COMM_WORLD_RANK") == "0":
+        why = ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
+               "or a gradient was not averaged" if "reducer" in SEEN else
+               "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
+               "training")
+        print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; {why}", flush=True)
 
 
 def compare_in_the_end(ranks):
     """Have ranks.leave() compare, where the ranks wait for each other; in a computed plan, compute.py does so."""
     if "ASCEND_PLAN" in os.environ:
         return
-    take_note_of_optimizers()
+    take_note()
 
     def meet(meet=ranks._meet):
         if GlobalComm.INITED and get_group_size() > 1:
