@@ -18,7 +18,7 @@ from mindspore.train import Model
 OPTIMIZERS = weakref.WeakSet()  # those made so far
 SEEN = set()  # of "reducer", "collective", "set": what the script has made, and that it has set a weight since training
 SAME = 1e-4  # of the weights' norm; rounding is far below
-BLOCK = np.cos(np.arange(1 << 20))  # of a difference a product with it sees 0.7 of the norm, on the average
+BLOCK = np.cos(np.arange(1 << 16))  # of a difference a product with it sees 0.7 of the norm, on the average
 
 
 def refuse(parameters, mean, degree, size):
