@@ -13,13 +13,13 @@ WANTED = ("in {} a network must be compiled, together with its optimizer, and {}
           "default, it runs operator by operator, and nobody cuts it or reduces its gradients. Call "
           "mindspore.set_context(mode=mindspore.GRAPH_MODE), and train by Model.train or nn.TrainOneStepCell")
 
-UNDIVIDED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
-             "large, unless the loss has a number for each sample. MindSpore plans so where the function that is "
-             "differentiated returns more than its loss (has_aux=True, or a tuple): return the loss alone; and where "
-             "the loss is the mean of nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
-NOT_REPEATED = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are "
-                "too large: loss_repeated_mean=False (in AutoParallel: disable_loss_repeated_mean()) wants that; leave "
-                "it out")
+TOO_LARGE = ("this plan adds up the gradients of all ranks and does not divide them by their number, so they are too "
+             "large")
+UNDIVIDED = (f"{TOO_LARGE}, unless the loss has a number for each sample. MindSpore plans so where the function that "
+             "is differentiated returns more than its loss (has_aux=True, or a tuple): return the loss alone; and "
+             "where the loss is the mean of nn.SoftmaxCrossEntropyWithLogits(sparse=True): use nn.CrossEntropyLoss")
+NOT_REPEATED = (f"{TOO_LARGE}: loss_repeated_mean=False (in AutoParallel: disable_loss_repeated_mean()) wants that; "
+                "leave it out")
 TWICE = ("gradients_mean=True divides the gradients of whole parameters by the number of ranks once more; in {} all "
          "are divided already: leave it out")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
@@ -97,12 +97,13 @@ def notes_of(text, planned, layouts):
     sliced = any(layout[5] or any(dim != -1 for dim in layout[1]) for layout in parameters)
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
+    mean = ms.get_auto_parallel_context("gradients_mean")
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1
-            and (sliced if ms.get_auto_parallel_context("gradients_mean") else cut or "Grad__Mirror" in text)):
+            and (sliced if mean else cut or "Grad__Mirror" in text)):
         notes.append(UNDIVIDED if ms.get_auto_parallel_context("loss_repeated_mean") else NOT_REPEATED)
     reduced = "Grad__Mirror" in text or "grad_parallel_optimizer_allgather" in text  # gradients of whole parameters
-    if "_VirtualDiv" in planned and reduced and ms.get_auto_parallel_context("gradients_mean"):
+    if mean and reduced and "_VirtualDiv" in planned:
         notes.append(TWICE.format(planned_mode()))
     sentences = {"no rule": NO_RULE, "index": OWN_INDEX, "rows": OWN_ROWS}
     named = {kind: [] for kind in sentences}

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import forks
+import jobs
 import numpy as np
 import pytest
-import jobs
 from jobs import PATIENCE, PYTHON, REPO, UNSHARE, Job, command_of, made_once, marked, parameters, run, succeeded
 
 SCRIPTS = Path(__file__).resolve().parent / "compute_scripts"
@@ -331,8 +331,8 @@ def train(case, **settings):
     x = Tensor(np.ones((4, 8), np.float32))
     net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
     if "shards" in case:
-        settings = {"parallel_optimizer_threshold": 0}
-        ms.set_auto_parallel_context(enable_parallel_optimizer=True, parallel_optimizer_config=settings)
+        ms.set_auto_parallel_context(enable_parallel_optimizer=True,
+                                     parallel_optimizer_config={"parallel_optimizer_threshold": 0})
     step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(net.trainable_params(), 0.1, 0.9))
     step.set_train()(x, x[:, :4])
     if case == "right":

@@ -886,8 +886,9 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
 
 
 LEAVING = {
-    "after an error": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    ranks.leave(code)\n",
     "plainly": "ranks.leave(code)\n",
+    "after an error": "try:\n    1 / 0\nexcept ZeroDivisionError:\n    ranks.leave(code)\n",
+    "at exit": "import atexit\natexit.register(ranks.leave, code)\n",
     "in a thread": "import threading\nlast = threading.Thread(target=lambda: ranks.leave(code))\nlast.start()\n"
                    "last.join()\n"}
 
@@ -908,7 +909,7 @@ def test_leave_in_an_except_block_ends_a_rank_with_its_code(tmp_path):
 
 
 @pytest.mark.parametrize(("launcher", "how"), [
-    ("table", "after an error"), ("msrun", "plainly"), ("mpirun", "in a thread")])
+    ("table", "after an error"), ("msrun", "plainly"), ("msrun", "at exit"), ("mpirun", "in a thread")])
 def test_the_exit_code_that_a_script_gives_to_leave(launcher, how, tmp_path):
     script = f"{JOINS}code = 3 * ms.communication.get_rank()\n{LEAVING[how]}"
     with start(tmp_path, script, 2, "--with", launcher, "--", RANKS.parent) as job:

@@ -141,13 +141,13 @@ def check_computed(launcher, folder, expected, one):
 
 
 def test_computed_ranks_train_the_network_of_one_process(cifar10, pipeline, tmp_path):
-    """And what ranks with other pictures would train is told from it."""
+    """And what ranks with other pictures, or with a mean of gradients taken twice, would train is told from it."""
     (tmp_path / "run_pipeline.sh").symlink_to(pipeline)
     for launcher in COMPUTED.keys() - {"run_pipeline.sh"}:
         (tmp_path / launcher).mkdir()
         train_computed(launcher, cifar10, tmp_path / launcher)
     runs = {launcher: (launcher, COMPUTED[launcher][1], 1) for launcher in COMPUTED}  # launcher, shards, momenta times
-    runs["pipeline, other pictures"] = ("run_pipeline.sh", 2, 1)
+    runs.update({"pipeline, other pictures": ("run_pipeline.sh", 2, 1), "halved": ("run.sh", 2, 0.5)})
     of_one = [":".join(map(str, (name, shards, momenta, *(
         newest(tmp_path / launcher / "ck", rank, 1) for rank in range(2)))))
         for name, (launcher, shards, momenta) in runs.items()]

@@ -64,8 +64,8 @@ def prepare(launched):
     elif getattr(sys.modules.get("ranks"), "_joined", False):
         sys.exit("ranks.join() is called once, before init(); leave out the second")
     distrust_compile_cache(on_cpu)
-    reducers = beside("reducers.py") if launched else {}
     if launched:
+        reducers = beside("reducers.py")
         reducers["take_over"]()
     if not on_cpu:
         return

@@ -660,24 +660,24 @@ class Job:
         self.end_ranks()
         self.files.close()
         self.server.close()
+        here = [rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()]
+        leaders = [process.pid for process in self.started]
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
-            agents = [rank["agent"] for rank in self.ranks.values() if rank["host"] == socket.gethostname()
-                      and number == signal.SIGKILL and agent.connected(rank["link"])]  # stopped; msrun's lead sessions
-            for pid in linux.session_of(*(process.pid for process in self.started), *agents):
+            if number == signal.SIGKILL:  # agents that are stopped; msrun's lead sessions of their own
+                leaders += [rank["agent"] for rank in here if agent.connected(rank["link"])]
+            for pid in linux.session_of(*leaders):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while left and time.monotonic() < deadline:
                 left = [process for process in self.started if process.poll() is None
                         or linux.session_of(process.pid)]
-                left += [rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()
-                         and agent.connected(rank["link"])]
+                left += [rank for rank in here if agent.connected(rank["link"])]
                 time.sleep(0.02)
         for rank in self.ranks.values():
             rank["link"].close()
         # An agent that was killed, as by MindSpore's msrun, has not ended what its script had started.
-        failed = [rank["pid"] for rank in self.ranks.values()
-                  if rank["code"] != 0 and rank["host"] == socket.gethostname()]
+        failed = [rank["pid"] for rank in here if rank["code"] != 0]
         for pid in linux.session_of(*failed) if failed else ():
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import zlib
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.communication import GlobalComm, get_group_size
+from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 from mindspore.train import Model
@@ -18,7 +18,7 @@ from mindspore.train import Model
 OPTIMIZERS = weakref.WeakSet()  # those made so far
 SEEN = set()  # of "reducer", "collective", "set": what the script has made, and that it has set a weight since training
 SAME = 1e-4  # of the weights' norm; rounding is far below
-BLOCK = np.cos(np.arange(1 << 16))  # of a difference a product with it sees 0.7 of the norm, on the average
+BLOCK = 1 << 16  # numbers that are looked at together
 
 
 def refuse(parameters, mean, degree, size):
@@ -50,8 +50,7 @@ def take_over():
         made(self, parameters, mean, degree, *more, **named)
         SEEN.add("reducer")
         # A multiple may be meant: of gradients that are accumulated.
-        if averaged and degree and degree % size and (
-                os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) == "0":
+        if averaged and degree and degree % size and get_rank() == 0:
             print(f"warning: gradients are summed over {size} ranks and divided by {degree}, the degree given to "
                   f"DistributedGradReducer; their mean wants {size}", flush=True)
 
@@ -82,15 +81,16 @@ def take_note():
 def weights():
     """Of what the optimizers train: the norm, a sum that tells two sets of weights apart, and one of their shapes."""
     norm, seen, network = 0.0, 0.0, 0
+    wave = np.cos(np.arange(BLOCK))  # of a difference a product with it sees 0.7 of the norm, on the average
     for one in {id(one): one for optimizer in OPTIMIZERS for one in optimizer.parameters}.values():
         values = one.asnumpy().ravel()
         if one.layerwise_parallel or values.dtype.kind == "c":
             continue
         network += zlib.crc32(f"{one.name} {one.shape}".encode()) >> 16
-        for start in range(0, values.size, BLOCK.size):
-            part = values[start:start + BLOCK.size].astype(np.float64)
+        for start in range(0, values.size, BLOCK):
+            part = values[start:start + BLOCK].astype(np.float64)
             norm += part @ part
-            seen += part @ BLOCK[:part.size]
+            seen += part @ wave[:part.size]
     return norm ** 0.5, seen, network
 
 
@@ -107,7 +107,7 @@ def compare():
         same = np.abs(seen - seen[0]) <= SAME * norms[0]  # not where either is no number
     others = [rank for rank in range(1, len(seen)) if not same[rank]]
     alike = not unknown.any() and np.all(networks == networks[0]) and np.isfinite(seen).any()
-    if others and alike and os.getenv("OMPI_COMM_WORLD_RANK") == "0":
+    if others and alike and get_rank() == 0:
         why = ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
                "or a gradient was not averaged" if "reducer" in SEEN else
                "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
