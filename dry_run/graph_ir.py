@@ -192,6 +192,35 @@ def norms_of_slices(text):
     return count
 
 
+def unreduced(planned, wanted):
+    """Which parameters an operator takes with nothing (_MirrorOperator) that will add up their gradients over ranks.
+
+    MindSpore puts nothing before a Transpose.
+
+    Args:
+        planned: the graph `step_parallel_end` as text.
+        wanted: names of parameters that some ranks hold alike.
+
+    Returns:
+        {name: sources} of those that are differentiated; sources, a set, are "file:line" of scripts.
+    """
+    names, found = dict(re.findall(r"^%(para\d+_[^:]*): <Ref.*?ref_key=([^,>]+)", planned, re.MULTILINE)), {}
+    trained = {names.get(ref) for ref in re.findall(r"= RefToEmbed\((?:\$\(@[^:]+:|%)(para\d+_[^)]+)\)", planned)}
+    for subgraph in planned.split("\nsubgraph @")[1:] if trained.intersection(wanted) else ():
+        loaded = {}
+        for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:] if "= J(@" not in subgraph else ():
+            head = node.partition("\n      : ")[0]
+            taken = {names.get(ref) for ref in re.findall(r"[:%](para\d+_[^),]+)", head)}
+            if "= Load(" in head:
+                loaded[re.match(r"  (%\d+)", head)[1]] = taken
+            elif "in_strategy: " in head:
+                for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2]):
+                    taken |= loaded.get(value, set())
+                for name in taken & trained & wanted:
+                    found.setdefault(name, set()).update({user_line(node.splitlines())} - {""})
+    return found
+
+
 def on_slices(text):
     """What each rank computes on its slice alone, whatever belongs to it on other ranks.
 

@@ -2,6 +2,17 @@
 import math
 
 
+def cutting_axes(layout):
+    """The axes of the device matrix that cut a parameter, counted from the left."""
+    axes = {axis for entry in layout[1] for axis in (entry if isinstance(entry, (list, tuple)) else [entry])}
+    return {len(layout[0]) - 1 - axis for axis in axes if axis >= 0}
+
+
+def held_alike(layout):
+    """Do several ranks of a stage hold the same of a parameter?"""
+    return not layout[5] and math.prod(layout[0][axis] for axis in cutting_axes(layout)) < math.prod(layout[0])
+
+
 def sliced_over(rank, layout, shape, groups):
     """The ranks that together hold a parameter once.
 
@@ -13,10 +24,8 @@ def sliced_over(rank, layout, shape, groups):
         shape: the shape that is left in the graph.
         groups: of each group's name its ranks.
     """
-    matrix, tensor_map, group = layout[0], layout[1], layout[5]
-    axes = {axis for entry in tensor_map for axis in (entry if isinstance(entry, (list, tuple)) else [entry])}
-    axes = {len(matrix) - 1 - axis for axis in axes if axis >= 0}
-    devices = math.prod(matrix)
+    matrix, group = layout[0], layout[5]
+    axes, devices = cutting_axes(layout), math.prod(matrix)
 
     def place(device):
         """Of one device its coordinates along the axes that do not cut the parameter."""

@@ -1,11 +1,13 @@
 """MindSpore's parallel modes that cut a network, and what does not go with them."""
 import math
+import re
 
 import mindspore as ms
 from mindspore import nn
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 
 import graph_ir
+from layouts import held_alike
 
 PLANNED = ("semi_auto_parallel", "auto_parallel")
 OPTIMIZERS = (nn.Optimizer, NewOptimizer)
@@ -22,6 +24,9 @@ NOT_REPEATED = (f"{TOO_LARGE}: loss_repeated_mean=False (in AutoParallel: disabl
                 "leave it out")
 TWICE = ("gradients_mean=True divides the gradients of whole parameters by the number of ranks once more; in {} all "
          "are divided already: leave it out")
+NOT_ADDED_UP = ("the gradient of {} is added up over no ranks, though each has a part of it: MindSpore plans so where "
+                "a parameter is transposed first ({}). Multiply by it as it is (nn.Dense, "
+                "ops.MatMul(transpose_b=True)); with search_mode=\"sharding_propagation\" automatic parallel is right")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
@@ -29,7 +34,8 @@ NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
 CALLED = {"ArgMaxWithValue": "ops.max", "ArgMinWithValue": "ops.min"}  # as scripts have it
-ALONE = {"Im2Col", "IsNan", "Sinc"}  # have no rule and need none
+# These have no rule and need none: each element, or each row, is computed alone.
+ALONE = re.compile("Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*Index|Masked|Lerp).*Scalar")
 OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan cuts the axis that it is taken along: "
              "take it of an operator with a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
 OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "
@@ -97,6 +103,9 @@ def notes_of(text, planned, layouts):
     sliced = any(layout[5] or any(dim != -1 for dim in layout[1]) for layout in parameters)
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
+    lost = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
+    if lost:
+        notes.append(NOT_ADDED_UP.format(", ".join(sorted(lost)), ", ".join(sorted(set().union(*lost.values())))))
     mean = ms.get_auto_parallel_context("gradients_mean")
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1
@@ -108,6 +117,6 @@ def notes_of(text, planned, layouts):
     sentences = {"no rule": NO_RULE, "index": OWN_INDEX, "rows": OWN_ROWS}
     named = {kind: [] for kind in sentences}
     for (kind, name), sources in sorted(graph_ir.on_slices(text).items()):
-        if kind != "no rule" or name not in ALONE:
+        if kind != "no rule" or not ALONE.fullmatch(name):
             named[kind].append(CALLED.get(name, name) + f" ({', '.join(sorted(sources))})" * bool(sources))
     return notes + [sentences[kind].format(", ".join(names)) for kind, names in named.items() if names]

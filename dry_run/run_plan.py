@@ -322,8 +322,10 @@ class Computation:
             for place in frees:
                 values[place] = None
         results = [values[place] for place in self.outputs]
-        if not (self.checked or self.alone):
-            self.compare_numbers(results)
+        if not self.checked:
+            self.tell_notes()
+            if not self.alone:
+                self.compare_numbers(results)
         self.checked = True
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -342,6 +344,15 @@ class Computation:
         if not (any(slices) or own) or not self.parameters:  # without parameters a graph puts slices together, to save
             return
         ranks = self.links.rank_size // self.plan.stages
+        if own:
+            shapes = self.links.share([tuple(argument.shape) for argument in arguments if isinstance(argument, Tensor)])
+            for rank, others in enumerate(shapes):
+                if others != shapes[0]:
+                    raise PlanError(
+                        f"rank {rank} brings a batch of the shapes {others}, rank 0 one of {shapes[0]}, and MindSpore "
+                        "plans the graph of each as if all had its size: losses and gradients would be wrong. Give all "
+                        "ranks batches of one size, by shards of one length (num_shards) or drop_remainder=True",
+                        by_all=True)
         everyone = self.links.share([hashlib.sha256(to_array(argument).tobytes()).digest() for argument in arguments
                                      if isinstance(argument, Tensor)])
         if own and self.links.rank == 0 and everyone.count(everyone[0]) == ranks > 1 and any(
@@ -369,13 +380,14 @@ class Computation:
                     f"bring the same slice, and rank {rank} brings another one than rank {other}: with num_shards="
                     f"{count} and shard_id=rank % {ranks} // {ranks // count} they do", by_all=True)
 
-    def compare_numbers(self, results):
-        """After the first step: is anything known to be wrong, and does the graph return the same numbers on all ranks,
-        as a loss must be?
-        """
+    def tell_notes(self):
+        """After the first step: what is known to be wrong with the plan's numbers."""
         first_of_stage = self.links.rank % (self.links.rank_size // self.plan.stages) == 0
         for note in self.plan.notes if first_of_stage else ():
             print(f"computed on CPU: {note}", flush=True)
+
+    def compare_numbers(self, results):
+        """After the first step: does the graph return the same numbers on all ranks, as a loss must be?"""
         if not self.parameters:
             return
         mine = [float(leaf.astype(ms.float32).asnumpy()) for leaf in flatten(results)

@@ -727,7 +727,7 @@ ms.communication.init()
 
 
 GOES_ON = """
-import atexit, concurrent.futures, os, pickle, threading
+import atexit, concurrent.futures, multiprocessing, os, pickle, threading
 early = open("early" + os.getenv("RANKS_RANK", "0"), "w")
 early.write("written")
 """ + JOINS + """
@@ -744,6 +744,13 @@ def late():
     open(f"late{rank}", "w").write("written")
 threading.Thread(target=late).start()
 threading.Thread(target=sys.exit, args=(7,)).start()
+def work():
+    time.sleep(1)
+    open(f"worked{rank}", "w").write("written")
+if sys.argv[2] == "leave":
+    fork = multiprocessing.get_context("fork")
+    fork.Process(target=work).start()
+    fork.Process(target=time.sleep, args=(600,), daemon=True).start()
 atexit.register(lambda prefix: open(f"after{rank}", "w").write(
     " ".join(sorted(name for name in os.listdir() if name.startswith(prefix)))), prefix="late")
 pool = concurrent.futures.ThreadPoolExecutor()
@@ -772,6 +779,13 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
         assert (folder / f"{name}{rank}").read_text() == "written"
     together = "late0 late1" if (launcher, how) == ("mpirun", "leave") else f"late{rank}"
     assert together in (folder / f"after{rank}").read_text(), "leave() waits for the threads of all ranks"
+    if how == "leave":
+        assert all((tmp_path / f"device{each}" if launcher == "table" else tmp_path).joinpath(
+            f"worked{each}").read_text() == "written" for each in range(2)), "and for processes, as Python does"
+        said = re.findall(r"warning: line (\d+) of train.py will not run: ranks.leave\(\) before it ends the process",
+                          result.output)
+        assert [GOES_ON.splitlines()[int(line) - 1].strip() for line in said] == ["sys.exit()"] * (launcher != "msrun")
+    assert not result.left_over
 
 
 @pytest.mark.parametrize("how", ["leave", "no stdout", "exit"])
@@ -882,6 +896,19 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
     assert ("rank 1 failed, exit code 1. The end of " in result.output) == (how == "finally")
     assert ("[rank 1] ValueError: the mistake" in result.output) == (how == "finally")
     assert (tmp_path / "went on 1").exists() == (how == "caught")
+    assert not result.left_over
+
+
+def test_what_hangs_at_exit_does_not_keep_a_failed_rank(tmp_path):
+    """Nor does a line of any length bury why it failed."""
+    script = (f"{JOINS}import atexit\natexit.register(time.sleep, 600)\nprint('long ' * 200000, flush=True)\n"
+              "if ms.communication.get_rank() == 1:\n    raise ValueError('the mistake')\ntime.sleep(600)\n")
+    with start(tmp_path, script, 2, "--show", "0", "--", RANKS.parent) as job:
+        result = job.finish(60)
+    assert result.code == 1, result.output
+    end = result.output.partition("rank 1 failed, exit code 1. The end of ")[2]
+    assert "ValueError: the mistake\n" in end
+    assert re.search(r"(?m)^(long ){400} \.\.\.$", end)
     assert not result.left_over
 
 

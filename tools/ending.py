@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import gc
 import io
+import multiprocessing
 import os
 import re
 import sys
@@ -38,8 +39,8 @@ AT_END = atexit.register.noted  # (function, arguments, keywords)
 
 
 def end_threads(seconds):
-    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads, so long
-    at most.
+    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads and for
+    the processes of multiprocessing that are no daemons, so long at most.
     """
     caller = threading.current_thread()
 
@@ -49,6 +50,9 @@ def end_threads(seconds):
         for thread in threading.enumerate():
             if not thread.daemon and thread not in (threading.main_thread(), caller):
                 thread.join()
+        for process in multiprocessing.active_children():
+            if not process.daemon:
+                process.join()
 
     waiter = threading.Thread(target=end, daemon=True)
     with contextlib.suppress(RuntimeError):  # Python ends, has ended the threads, and from 3.12 on starts no more
@@ -68,9 +72,10 @@ def writes_files():
     return False
 
 
-def finish_writing(alone=False):
-    """End thread pools, wait for threads (a minute at most), call what the script has registered with atexit, and write
-    what open files hold back. alone: this process waits for no other rank, and for its threads 5 s only.
+def finish_writing(alone=False, last=True):
+    """End thread pools, wait for threads and processes (a minute at most), call what the script has registered with
+    atexit, and write what open files hold back. alone: this process waits for no other rank, and for its threads and
+    processes 5 s only. last: os._exit() comes next, so end the processes of multiprocessing, too.
     """
     if alone and "ranks" in sys.modules:
         sys.modules["ranks"]._joined = None  # atexit may have its leave()
@@ -82,6 +87,8 @@ def finish_writing(alone=False):
             function(*arguments, **keywords)
         except Exception:  # noqa: BLE001  # as Python: the next one is called all the same
             traceback.print_exc()
+    for process in multiprocessing.active_children() if last else ():
+        process.terminate()
     files = [sys.stdout, sys.stderr, sys.__stdout__]
     if writes_files():
         gc.unfreeze()

@@ -5,6 +5,7 @@ ranks.join() calls prepare(), and on CPU use_mpi().
 """
 
 import argparse
+import ast
 import contextlib
 import ctypes
 import errno
@@ -83,11 +84,31 @@ def prepare(launched):
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
+        if "OMPI_COMM_WORLD_SIZE" in os.environ or "MS_ROLE" not in os.environ:
+            tell_what_leave_cuts_off()
         ranks = sys.modules.get("ranks")  # else it is part of a package
         if ranks and "OMPI_COMM_WORLD_SIZE" in os.environ:
             reducers["compare_in_the_end"](ranks)
         elif ranks and "RANKS_WORDS" in os.environ:
             tell_a_good_end()
+
+
+def tell_what_leave_cuts_off():
+    """Warn of a statement right behind ranks.leave(), which ends the process: what it computes or saves is missed late.
+    Who hands it an exit code knows that.
+    """
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "none")
+    if (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) != "0" or not script.is_file():
+        return
+    for node in ast.walk(ast.parse(script.read_bytes())):
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            go_on = isinstance(node, ast.ExceptHandler) or not isinstance(block, list)  # where an error may be caught
+            for statement, behind in () if go_on else zip(block, block[1:]):
+                call = getattr(statement, "value", None)
+                if isinstance(call, ast.Call) and ast.unparse(call) == "ranks.leave()" and not isinstance(
+                        behind, (ast.Return, ast.Pass)):
+                    print(f"warning: line {behind.lineno} of {script.name} will not run: ranks.leave() before it ends "
+                          "the process; put it before that", flush=True)
 
 
 def refuse_other_launchers():
@@ -246,6 +267,10 @@ class Exit(SystemExit):
 
 def end(code):
     """End this process without MindSpore's clean-up."""
+    with contextlib.suppress(RuntimeError):  # Python ends, and from 3.12 on starts no more threads
+        limit = threading.Timer(20, os._exit, [code])  # what is registered with atexit may hang
+        limit.daemon = True
+        limit.start()
     finish_writing(alone=True)  # the others wait for its end
     os._exit(code)
 
@@ -284,7 +309,7 @@ def tell_a_good_end():
         well = not code and not sys.exc_info()[0]
         leave(code)
         if well and os.getpid() == SELF:
-            finish_writing()
+            finish_writing(last=False)
             with contextlib.suppress(OSError):
                 os.write(int(os.environ["RANKS_WORDS"]), b"ended")
 

@@ -732,7 +732,8 @@ def report(args, job, code, failed):
         who = f"rank {failed}{args.place(failed)}"
         if rank["lines"] or not re.search("MPI_INIT has failed|A requested component was not", text):  # mpirun says why
             log, lines = job.log_of(failed), rank["lines"]
-    say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *lines]),
+    shown = [line if len(line) < 2000 else f"{line[:2000]} ..." for line in lines]
+    say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *shown]),
         sys.stderr)
     hint = known_errors.hint(log, code, lines)
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
