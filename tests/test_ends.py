@@ -745,7 +745,7 @@ def late():
 threading.Thread(target=late).start()
 threading.Thread(target=sys.exit, args=(7,)).start()
 def work():
-    time.sleep(1)
+    time.sleep(3)
     open(f"worked{rank}", "w").write("written")
 if sys.argv[2] == "leave":
     fork = multiprocessing.get_context("fork")
@@ -771,6 +771,7 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
     with start(tmp_path, GOES_ON, 2, "--with", launcher, "--time-limit", "55s", "--", RANKS.parent, how) as job:
         result = job.finish()
     assert result.code == code, result.output
+    assert not result.left_over
     assert result.output.count("] caught 3\n") == 2 or code
     rank = (re.findall(r"rank (\d) failed, exit code 1", result.output) or "0")[0]  # the other is ended with it
     folder = tmp_path / f"device{rank}" if launcher == "table" else tmp_path
@@ -785,7 +786,6 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
         said = re.findall(r"warning: line (\d+) of train.py will not run: ranks.leave\(\) before it ends the process",
                           result.output)
         assert [GOES_ON.splitlines()[int(line) - 1].strip() for line in said] == ["sys.exit()"] * (launcher != "msrun")
-    assert not result.left_over
 
 
 @pytest.mark.parametrize("how", ["leave", "no stdout", "exit"])
