@@ -98,15 +98,16 @@ def tell_what_leave_cuts_off():
     Who hands it an exit code knows that.
     """
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "none")
-    if (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) != "0" or not script.is_file():
+    if (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) != "0" or not (
+            script.suffix == ".py" and script.is_file()):
         return
     for node in ast.walk(ast.parse(script.read_bytes())):
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            go_on = isinstance(node, ast.ExceptHandler) or not isinstance(block, list)  # where an error may be caught
-            for statement, behind in () if go_on else zip(block, block[1:]):
-                call = getattr(statement, "value", None)
-                if isinstance(call, ast.Call) and ast.unparse(call) == "ranks.leave()" and not isinstance(
-                        behind, (ast.Return, ast.Pass)):
+            if not isinstance(block, list) or isinstance(node, ast.ExceptHandler):  # there it does not end the process
+                continue
+            for statement, behind in zip(block, block[1:]):
+                if (isinstance(statement, ast.Expr) and ast.unparse(statement) == "ranks.leave()"
+                        and not isinstance(behind, (ast.Return, ast.Pass))):
                     print(f"warning: line {behind.lineno} of {script.name} will not run: ranks.leave() before it ends "
                           "the process; put it before that", flush=True)
 
