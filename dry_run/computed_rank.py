@@ -171,8 +171,10 @@ class Computer:
 
     @staticmethod
     def parameters(obj, found):
-        """The script's Parameters by name."""
-        known = parameters_of(obj)
+        """The script's Parameters by name: first those of the cells that a function uses itself, as its optimizer."""
+        used = inspect.getclosurevars(obj) if inspect.isfunction(obj) else ()
+        known = {value.name: value for cell in [cell for variables in used[:2] for cell in variables.values()]
+                 for value in parameters_of(cell).values()} or parameters_of(obj)
         for _, cell in obj.cells_and_names() if hasattr(obj, "cells_and_names") else ():
             if issubclass(type(cell), NewOptimizer):  # it keeps its learning rates, of one name in all, in lists
                 known.update((value.name, value) for group in cell.param_groups for value in group.values()

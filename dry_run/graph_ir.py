@@ -193,22 +193,28 @@ def norms_of_slices(text):
 
 
 def unreduced(planned, wanted):
-    """Which parameters an operator takes with nothing (_MirrorOperator) that will add up their gradients over ranks.
+    """What MindSpore forgets to add up, or to exchange, on the way back.
 
-    MindSpore puts nothing before a Transpose.
+    It puts _MirrorOperator, which adds up the gradient of a parameter, before all operators but Transpose. What it puts
+    into a cell with a bprop of its own, that or a collective, does nothing: the bprop is what runs on the way back.
 
     Args:
         planned: the graph `step_parallel_end` as text.
         wanted: names of parameters that some ranks hold alike.
 
     Returns:
-        {name: sources} of those that are differentiated; sources, a set, are "file:line" of scripts.
+        ({name of a parameter that is transposed: sources}, sources of such cells); sources, a set, are "file:line" of
+        scripts.
     """
-    names, found = dict(re.findall(r"^%(para\d+_[^:]*): <Ref.*?ref_key=([^,>]+)", planned, re.MULTILINE)), {}
+    names = dict(re.findall(r"^%(para\d+_[^:]*): <Ref.*?ref_key=([^,>]+)", planned, re.MULTILINE))
+    transposed, cells = {}, set()
     trained = {names.get(ref) for ref in re.findall(r"= RefToEmbed\((?:\$\(@[^:]+:|%)(para\d+_[^)]+)\)", planned)}
-    for subgraph in planned.split("\nsubgraph @")[1:] if trained.intersection(wanted) else ():
-        loaded = {}
-        for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:] if "= J(@" not in subgraph else ():
+    for subgraph in planned.split("\nsubgraph attr:")[1:] if trained else ():
+        nodes = re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)
+        about, loaded = nodes.pop(0), {}
+        if "primal_of_bprop: 1" in about and re.search(rf"= (_Mirror\w*|{'|'.join(COLLECTIVES)})\(", subgraph):
+            cells.add(user_line(about.splitlines()))
+        for node in nodes if "= J(@" not in subgraph else ():
             head = node.partition("\n      : ")[0]
             taken = {names.get(ref) for ref in re.findall(r"[:%](para\d+_[^),]+)", head)}
             if "= Load(" in head:
@@ -217,8 +223,22 @@ def unreduced(planned, wanted):
                 for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2]):
                     taken |= loaded.get(value, set())
                 for name in taken & trained & wanted:
-                    found.setdefault(name, set()).update({user_line(node.splitlines())} - {""})
-    return found
+                    if is_returned(nodes, node):
+                        transposed.setdefault(name, set()).update({user_line(node.splitlines())} - {""})
+    return transposed, cells - {""}
+
+
+def is_returned(nodes, node):
+    """Does a subgraph return what a node of it makes, or what is made of that, and not by StopGradient alone?"""
+    reached = {re.match(r"  (%\d+)", node)[1]}
+    for other in nodes[nodes.index(node) + 1:]:
+        if reached.intersection(re.findall(r"%\d+(?=[,)])", other.partition("\n")[0].partition("(")[2])):
+            if other.startswith("  Return("):
+                return True
+            operator = NODE.match(other)
+            if not operator or operator[1] not in ("StopGradient", "UpdateState"):
+                reached.add(re.match(r"  (%\d+)", other)[1])
+    return False
 
 
 def on_slices(text):

@@ -27,6 +27,9 @@ TWICE = ("gradients_mean=True divides the gradients of whole parameters by the n
 NOT_ADDED_UP = ("the gradient of {} is added up over no ranks, though each has a part of it: MindSpore plans so where "
                 "a parameter is transposed first ({}). Multiply by it as it is (nn.Dense, "
                 "ops.MatMul(transpose_b=True)); with search_mode=\"sharding_propagation\" automatic parallel is right")
+OWN_BPROP = ("the cell with a bprop of its own at {} takes a parameter, or exchanges slices in this plan, and "
+             "MindSpore puts nothing of that into the bprop: gradients are not added up over the ranks. Leave out the "
+             "bprop, or let the cell take whole activations alone")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
@@ -103,9 +106,11 @@ def notes_of(text, planned, layouts):
     sliced = any(layout[5] or any(dim != -1 for dim in layout[1]) for layout in parameters)
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
-    lost = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
+    lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
     if lost:
         notes.append(NOT_ADDED_UP.format(", ".join(sorted(lost)), ", ".join(sorted(set().union(*lost.values())))))
+    if cells:
+        notes.append(OWN_BPROP.format(", ".join(sorted(cells))))
     mean = ms.get_auto_parallel_context("gradients_mean")
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
             and ms.get_auto_parallel_context("pipeline_stages") == 1

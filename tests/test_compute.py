@@ -325,12 +325,25 @@ def test_what_is_computed_on_slices_alone_is_told(tmp_path):
 
 
 MEANS = ALONE_OR_CUT + """
-class Transposed(nn.Cell):
-    def __init__(self, dense):
+class Product(nn.Cell):
+    def construct(self, x, weight):
+        return ops.matmul(x, weight)
+
+class OwnBprop(Product):
+    def bprop(self, x, weight, out, dout):
+        return ops.matmul(dout, weight.T), ops.matmul(x.T, dout)
+
+class Net(nn.Cell):
+    def __init__(self, dense, case):
         super().__init__()
-        self.weight = dense.weight
+        self.weight, self.case = dense.weight, case
+        self.product = OwnBprop() if case == "own bprop" else Product()
 
     def construct(self, x):
+        if self.case == "stopped":
+            return ops.matmul(x[:, :4], self.weight[:, :4]) + 0 * ops.stop_gradient(ops.matmul(x, self.weight.T))
+        if self.case == "own bprop":
+            return self.product(x[:, :4], self.weight)[:, :4]
         return ops.matmul(x, self.weight.T)
 
 def train(case, **settings):
@@ -341,7 +354,7 @@ def train(case, **settings):
     ms.set_auto_parallel_context(**settings)
     x = Tensor(np.ones((4, 8), np.float32))
     net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
-    net = Transposed(net) if case == "transposed" else net
+    net = Net(net, case) if case in ("transposed", "own bprop", "stopped") else net
     if "shards" in case:
         ms.set_auto_parallel_context(enable_parallel_optimizer=True,
                                      parallel_optimizer_config={"parallel_optimizer_threshold": 0})
@@ -356,7 +369,25 @@ train("right")
 train("mean", gradients_mean=True)
 train("not repeated", loss_repeated_mean=False)
 train("mean of shards", gradients_mean=True, parallel_mode="auto_parallel", search_mode="sharding_propagation")
-train("transposed", dataset_strategy="full_batch", parallel_mode="auto_parallel", search_mode="recursive_programming")
+for case in ("stopped", "transposed", "own bprop"):
+    train(case, dataset_strategy="full_batch", parallel_mode="auto_parallel", search_mode="recursive_programming")
+ms.reset_auto_parallel_context()
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="data_parallel")
+
+def step_of(optimizer):
+    def loss_of(x):
+        return ((net(x) - x[:, :4]) ** 2).mean()
+
+    @ms.jit
+    def step(x):
+        loss, gradients = run(x)
+        return ops.depend(loss, optimizer(gradients))
+    run = ms.value_and_grad(loss_of, None, optimizer.parameters)
+    step(Tensor(np.ones((4, 8), np.float32)))
+
+optimizers = [nn.Momentum(net.trainable_params(), 0.1, momentum) for momentum in (0.9, 0.8)]
+step_of(optimizers[1])
+print("second of two optimizers moved by", 1 / 9 - net.weight.asnumpy()[0, 0], flush=True)
 """
 
 
@@ -366,14 +397,17 @@ def test_gradients_divided_twice_or_not_at_all_or_never_added_up_are_told(tmp_pa
     twice = "gradients_mean=True divides the gradients of whole parameters by the number of ranks once more; in "
     told = {case: re.findall("computed on CPU: (.*)", lines)
             for case, lines in re.findall(r"(?s)(?:^|\n)case ([a-z ]+)\n(.*?)(?=\ncase|$)", done.output) if lines}
-    assert [len(notes) for notes in told.values()] == [0, 1, 1, 1, 1], done.output
+    assert [len(notes) for notes in told.values()] == [0, 1, 1, 1, 0, 1, 1], done.output
     assert told["mean"][0].startswith(f"{twice}semi_auto_parallel all are divided already")
     assert "too large: loss_repeated_mean=False" in told["not repeated"][0]
     assert told["mean of shards"][0].startswith(f"{twice}auto_parallel all are divided already")
     assert re.match(r"the gradient of weight is added up over no ranks, .* a parameter is transposed first "
                     r"\(\S*means\.py:\d+\)\. Multiply", told["transposed"][0])
-    right, halved = (float(re.search(f"{case} moved by (.*)", done.output)[1]) for case in ("right", "transposed"))
+    assert re.match(r"the cell with a bprop of its own at \S*means\.py:\d+ takes a parameter", told["own bprop"][0])
+    right, halved, second = (float(re.search(f"{case} moved by (.*)", done.output)[1])
+                             for case in ("right", "transposed", "second of two optimizers"))
     assert halved == pytest.approx(right / 2, rel=1e-4), "and what is told is true"
+    assert second == pytest.approx(right, rel=1e-4), "its own global_step is taken"
 
 
 def test_whole_values_put_in_place_of_a_slice_are_refused(tmp_path):

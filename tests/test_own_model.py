@@ -135,7 +135,14 @@ def test_means_that_would_be_wrong_are_refused(tmp_path):
             assert re.search(pattern, line)
 
 
+OWN_LOOP = """step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(
+    net.trainable_params(), 0.1 + rank / 1000, 0.9)).set_train()
+for point, height in dataset:
+    step(point, height)"""
+
+
 @pytest.mark.parametrize(("line", "other"), [
+    ("model.train(args.epochs, dataset, callbacks=[LossMonitor(10), save], dataset_sink_mode=False)", OWN_LOOP),
     ("nn.Momentum(net.trainable_params(), 0.1", "nn.Momentum(net.trainable_params(), 0.1 + rank / 1000"),
     ('ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)', "pass"),
     ("ranks.leave()", "if rank == 0:  # as if it loaded the best\n    net[0].weight.set_data(-net[0].weight)\n"

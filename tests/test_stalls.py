@@ -137,6 +137,18 @@ def test_a_rank_that_has_ended_before_the_others(tmp_path):
         assert job.finish().code == 143
 
 
+def test_a_rank_that_is_at_leave_before_the_others(tmp_path):
+    """With mpirun it waits there."""
+    script = TRAINING.format(lesson=str(RANKS.parent)).replace("        continue", "        ranks.leave()")
+    with start(tmp_path, script, 2, "--on-stall", "end", "--", "left out", minutes=0.1) as job:
+        result = job.finish(60)
+    assert result.code == 75, result.output
+    assert "ranks.py: rank 1 waits at ranks.leave() for the others to come there; let all ranks do" in result.output
+    assert f"rank 0 waits in AllReduce:  train.py:{line_of('# the collective', script)}" in result.output
+    assert "odd one out" not in result.output
+    assert not result.left_over
+
+
 def test_a_rank_that_works_is_no_reason_to_end_the_job(tmp_path):
     script = SLEEPERS.replace("    load()", "    while True: pass")
     with start(tmp_path, script, 2, "--with", "table", "--on-stall", "end") as job:

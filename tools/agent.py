@@ -148,6 +148,8 @@ class Agent:
         word = receive(words)
         if word == b"ended":
             self.script_ended = True
+        elif word == b"leaving":
+            self.tell(leaving=True)
         elif word:
             self.tell(word=word.decode())
         else:

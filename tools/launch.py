@@ -589,7 +589,10 @@ class Job:
         """When no rank has written anything for STALL_MINUTES, ask where each stands and say so; does none get on?"""
         running, now = [rank for rank in self.ranks.values() if rank["code"] is None], time.monotonic()
         ended = sorted(rank["rank"] for rank in self.ranks.values() if rank["code"] == 0)
-        if ended and self.one_ended is None:  # once, the others are looked at sooner: they may wait for it
+        leaving = sorted(rank["rank"] for rank in running if "leaving" in rank)
+        if len(leaving) == len(running):
+            leaving = []
+        if (ended or leaving) and self.one_ended is None:  # once, the others are looked at sooner: they may wait for it
             self.one_ended, self.patience = now, min(EARLY, self.stall)
         if self.asked:
             if any("seen" not in rank for rank in running) and now < self.asked + 60:
@@ -604,6 +607,10 @@ class Job:
                 lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
                              "waits for one that has ended waits for ever: let all ranks do the same steps, and end "
                              "the script by ranks.leave()")
+            if leaving:
+                who = f"ranks {', '.join(map(str, leaving))} wait" if leaving[1:] else f"rank {leaving[0]} waits"
+                lines.append(f"{who} at ranks.leave() for the others to come there; let all ranks do the same steps "
+                             "and tests, for these exchange numbers")
             say("\n".join(f"{self.args.name}: {line}" for line in lines), sys.stderr)
             return not (works or gets_on) and patience == self.stall
         if not running or self.patience > now - max(
@@ -728,9 +735,11 @@ def report(args, job, code, failed):
         return say(f"{args.name}: {reason}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
     lines = text.splitlines()[-30:]
+    by_mpi = not job.ranks or re.search(  # the first: it could not even say why
+        r"show_help\.c|in MPI_Init|MPI_INIT has failed|A requested component was not", text)
     if rank:
         who = f"rank {failed}{args.place(failed)}"
-        if rank["lines"] or not re.search("MPI_INIT has failed|A requested component was not", text):  # mpirun says why
+        if rank["lines"] or not by_mpi:  # else mpirun says why
             log, lines = job.log_of(failed), rank["lines"]
     shown = [line if len(line) < 2000 else f"{line[:2000]} ..." for line in lines]
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *shown]),
@@ -738,8 +747,9 @@ def report(args, job, code, failed):
     hint = known_errors.hint(log, code, lines)
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
                 and item not in limits.OWN_SETTINGS]
-    if args.launcher == "mpirun" and not job.ranks and settings:
-        theirs = f"no rank was started, and variables here change what mpirun does: unset {' '.join(settings)}"
+    if args.launcher == "mpirun" and settings and (not job.ranks or (by_mpi and not hint)):
+        theirs = (f"{'MPI' if job.ranks else 'no rank'} was not started, and variables here change what mpirun does: "
+                  f"unset {' '.join(settings)}")
         hint = theirs if not hint or "OMPI_MCA_" in hint else f"{hint}; or: {theirs}"
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)

@@ -2,6 +2,7 @@
 after the training, where mpirun has started the ranks on CPU, whether all hold the same weights.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -13,10 +14,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
-from mindspore.train import Model
 
 OPTIMIZERS = weakref.WeakSet()  # those made so far
-SEEN = set()  # of "reducer", "collective", "set": what the script has made, and that it has set a weight since training
+SEEN = set()  # of "reducer", "collective": what the script has made
+SET = {}  # id of a Parameter: the checksum of what set_data() has put into it last, as where a checkpoint is loaded
 SAME = 1e-4  # of the weights' norm; rounding is far below
 BLOCK = 1 << 16  # numbers that are looked at together
 
@@ -73,16 +74,34 @@ def take_note():
         before(kind, "__init__", OPTIMIZERS.add)
     for kind in (ops.AllReduce, ops.AllGather, ops.ReduceScatter, ops.Broadcast):
         before(kind, "__init__", lambda _: SEEN.add("collective"))
-    # As it is where a checkpoint is loaded; a number may be a learning rate.
-    before(Parameter, "set_data", lambda one: one.shape and SEEN.add("set"))
-    before(Model, "train", lambda _: SEEN.discard("set"))
+    set_data = Parameter.set_data
+
+    @functools.wraps(set_data)
+    def set_and_note(self, *given, **named):
+        result = set_data(self, *given, **named)
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of a type that NumPy lacks
+            if self.shape and not self.has_init:  # a number may be a learning rate
+                SET[id(self)] = checksum(self)
+        return result
+
+    Parameter.set_data = set_and_note
+
+
+def checksum(parameter):
+    """Of the bytes of a parameter."""
+    return zlib.crc32(np.ascontiguousarray(parameter.asnumpy()))
+
+
+def trained():
+    """What the optimizers train."""
+    return {id(one): one for optimizer in OPTIMIZERS for one in optimizer.parameters}.values()
 
 
 def weights():
-    """Of what the optimizers train: the norm, a sum that tells two sets of weights apart, and one of their shapes."""
+    """Of trained(): the norm, a sum that tells two sets of weights apart, and one of their shapes."""
     norm, seen, network = 0.0, 0.0, 0
     wave = np.cos(np.arange(BLOCK))  # of a difference a product with it sees 0.7 of the norm, on the average
-    for one in {id(one): one for optimizer in OPTIMIZERS for one in optimizer.parameters}.values():
+    for one in trained():
         values = one.asnumpy().ravel()
         if one.layerwise_parallel or values.dtype.kind == "c":
             continue
@@ -96,9 +115,11 @@ def weights():
 
 def compare():
     """Say it if ranks that should have the same weights have not; all ranks must call it."""
-    by_hand = "set" in SEEN or ("collective" in SEEN and "reducer" not in SEEN)  # whatever is meant
     try:
         with np.errstate(all="ignore"):
+            # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training.
+            by_hand = ("collective" in SEEN and "reducer" not in SEEN) or any(
+                SET.get(id(one)) == checksum(one) for one in trained() if id(one) in SET)
             mine = [*weights(), by_hand]
     except Exception:  # noqa: BLE001  # all has ended well, and the others wait
         mine = [0, 0, 0, True]

@@ -177,6 +177,8 @@ def standing(one):
         path = " > ".join(path_of(main))
         if collective:
             doing = f"waits in {collective.replace('all_reduce', 'AllReduce')}"
+        elif any(name == "wait" and file.endswith("/dry_run/collectives.py") for name, file, _ in main):
+            doing = "waits in a collective of its plan"
         elif any("mindspore/dataset/engine/iterators.py" in file for _, file, _ in main):
             doing, path = "waits for data", path + data_of(one)
         else:
