@@ -748,8 +748,8 @@ def report(args, job, code, failed):
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
                 and item not in limits.OWN_SETTINGS]
     if args.launcher == "mpirun" and settings and (not job.ranks or (by_mpi and not hint)):
-        theirs = (f"{'MPI' if job.ranks else 'no rank'} was not started, and variables here change what mpirun does: "
-                  f"unset {' '.join(settings)}")
+        theirs = (f"{'MPI was not' if job.ranks else 'no rank was'} started, and variables here change what mpirun "
+                  f"does: unset {' '.join(settings)}")
         hint = theirs if not hint or "OMPI_MCA_" in hint else f"{hint}; or: {theirs}"
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
