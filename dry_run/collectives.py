@@ -34,7 +34,7 @@ def to_tensor(array, dtype):
 
 
 OWN = (os.path.join(os.path.dirname(__file__), ""), "<")
-AT_START = "the start of a graph"
+AT_START = "the start of a new graph, as for a batch of another size"
 AT_END = "its end"
 
 

@@ -5,8 +5,10 @@ is an Ascend card and that the front end is enough (no kernels). So it plans as 
 inserts the collectives, and refuses what it would refuse there. The graph is taken out as MindIR and computed by
 run_plan.py.
 """
+import collections
 import contextlib
 import ctypes
+import dis
 import functools
 import gc
 import inspect
@@ -32,6 +34,7 @@ import run_plan
 from collectives import Collectives
 from layouts import Slices, parameters_of
 from modes import (
+    OPTIMIZERS,
     NewOptimizer,
     decides_while_it_runs,
     nothing_compiled,
@@ -171,20 +174,22 @@ class Computer:
 
     @staticmethod
     def parameters(obj, found):
-        """The script's Parameters by name: first those of the cells that a function uses itself, as its optimizer."""
-        used = inspect.getclosurevars(obj) if inspect.isfunction(obj) else ()
-        known = {value.name: value for cell in [cell for variables in used[:2] for cell in variables.values()]
-                 for value in parameters_of(cell).values()} or parameters_of(obj)
+        """The script's Parameters by name; of several of one name that of the optimizer that a function uses."""
+        known = parameters_of(obj)
         for _, cell in obj.cells_and_names() if hasattr(obj, "cells_and_names") else ():
             if issubclass(type(cell), NewOptimizer):  # it keeps its learning rates, of one name in all, in lists
                 known.update((value.name, value) for group in cell.param_groups for value in group.values()
                              if issubclass(type(value), Parameter))
         wanted = set(found.parameters.values()) - known.keys()
-        if wanted:
-            for item in gc.get_objects():
-                if (issubclass(type(item), Parameter) and item.name in wanted
-                        and known.setdefault(item.name, item) is not item):
-                    raise PlanError(f"the script has two parameters {item.name!r}, and the plan wants one")
+        named, own = collections.defaultdict(dict), used_by(obj)
+        for item in gc.get_objects() if wanted else ():
+            if issubclass(type(item), Parameter) and item.name in wanted:
+                named[item.name][id(item)] = item
+        for name, items in named.items():
+            meant = [item for key, item in items.items() if len(items) == 1 or key in own]
+            if len(meant) != 1:
+                raise PlanError(f"the script has two parameters {name!r}, and the plan wants one")
+            known[name] = meant[0]
         for parameter in known.values():
             if parameter.has_init:
                 parameter.init_data()
@@ -224,6 +229,18 @@ class Computer:
 
         setattr(executor, setter, note_phase)
         executor.grad_jit = run_or_compute
+
+
+def used_by(function):
+    """The parameters, as a set of their id, of the optimizers that a function takes from its module or around it."""
+    if not inspect.isfunction(function):
+        return set()
+    values = [function.__globals__.get(step.argval) for step in dis.get_instructions(function)
+              if step.opname == "LOAD_GLOBAL"]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty yet
+            values.append(cell.cell_contents)
+    return {id(one) for value in values if issubclass(type(value), OPTIMIZERS) for one in parameters_of(value).values()}
 
 
 def be_a_cpu(computer):

@@ -27,6 +27,8 @@ PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
 CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second calls what a Partial or a Switch gave
 CALLED = re.compile(r"@+(?!Partial\(|FuncUnion\()([^@\s(),\]][^\s(),\]]*)")  # @@: a graph that a graph has returned
+NO_GRADIENT = re.compile("StopGradient|UpdateState|Arg[mM](ax|in)(Ext)?|((Not)?Eq|Greater|Less|Logical)[A-Za-z]*|"
+                         "(Zeros|Ones)Like[A-Za-z]*|Shape|Sign|Floor|Ceil|Round")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
 
@@ -215,13 +217,12 @@ def unreduced(planned, wanted):
         if "primal_of_bprop: 1" in about and re.search(rf"= (_Mirror\w*|{'|'.join(COLLECTIVES)})\(", subgraph):
             cells.add(user_line(about.splitlines()))
         for node in nodes if "= J(@" not in subgraph else ():
-            head = node.partition("\n      : ")[0]
-            taken = {names.get(ref) for ref in re.findall(r"[:%](para\d+_[^),]+)", head)}
-            if "= Load(" in head:
+            head, operator = node.partition("\n      : ")[0], NODE.match(node)
+            taken = {names.get(ref) for ref in re.findall(r"[:%](para\d+_[^),]+)", head)}.union(
+                *(loaded.get(value, ()) for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2])))
+            if operator and operator[1] in ("Load", "Cast"):
                 loaded[re.match(r"  (%\d+)", head)[1]] = taken
             elif "in_strategy: " in head:
-                for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2]):
-                    taken |= loaded.get(value, set())
                 for name in taken & trained & wanted:
                     if is_returned(nodes, node):
                         transposed.setdefault(name, set()).update({user_line(node.splitlines())} - {""})
@@ -229,14 +230,14 @@ def unreduced(planned, wanted):
 
 
 def is_returned(nodes, node):
-    """Does a subgraph return what a node of it makes, or what is made of that, and not by StopGradient alone?"""
+    """Does a subgraph return what a node of it makes, or what is made of that, and that has a gradient?"""
     reached = {re.match(r"  (%\d+)", node)[1]}
     for other in nodes[nodes.index(node) + 1:]:
         if reached.intersection(re.findall(r"%\d+(?=[,)])", other.partition("\n")[0].partition("(")[2])):
             if other.startswith("  Return("):
                 return True
             operator = NODE.match(other)
-            if not operator or operator[1] not in ("StopGradient", "UpdateState"):
+            if not operator or not NO_GRADIENT.fullmatch(operator[1]):
                 reached.add(re.match(r"  (%\d+)", other)[1])
     return False
 

@@ -38,7 +38,7 @@ NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute
            "else transpose the input first, so that the first dimension is such a one")
 CALLED = {"ArgMaxWithValue": "ops.max", "ArgMinWithValue": "ops.min"}  # as scripts have it
 # These have no rule and need none: each element, or each row, is computed alone.
-ALONE = re.compile("Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*Index|Masked|Lerp).*Scalar")
+ALONE = re.compile("Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*(Index|Masked|Lerp)).*Scalar")
 OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan cuts the axis that it is taken along: "
              "take it of an operator with a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
 OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "

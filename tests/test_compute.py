@@ -260,7 +260,7 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
     ("other_batch", "says that all ranks bring the same batch, and rank 1 brings another one than rank 0: shuffle"),
     ("other_batch_as_ones", "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:"),
     ("other_batch_in_a_class", "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:"),
-    ("one_more_graph", r"rank 0 is at the start of a graph \(\S+faults\.py:\d+\); rank 1 is at its end$"),
+    ("one_more_graph", r"rank 0 is at the start of a new graph, .* size \(\S+faults\.py:\d+\); rank 1 is at its end$"),
     ("crossed", r"rank 0 is at a run of graph 1 \(\S+faults\.py:(\d+)\); rank 1 is at a run of graph 2 \(\S+:\1\)$"),
     ("pynative", "in semi_auto_parallel a network must be compiled, together with its optimizer, and nothing is: "),
     ("pynative_trains", "and only the optimizer is: in PyNative mode, MindSpore's default, it runs operator by op"),
@@ -342,9 +342,15 @@ class Net(nn.Cell):
     def construct(self, x):
         if self.case == "stopped":
             return ops.matmul(x[:, :4], self.weight[:, :4]) + 0 * ops.stop_gradient(ops.matmul(x, self.weight.T))
+        if self.case == "index":
+            return ops.matmul(x[:, :4], self.weight[:, :4]) + 0 * ops.argmax(self.weight.T, 0)
+        if self.case == "cast":
+            return ops.matmul(x.half(), self.weight.half().T).float()
         if self.case == "own bprop":
             return self.product(x[:, :4], self.weight)[:, :4]
         return ops.matmul(x, self.weight.T)
+
+KINDS = ("stopped", "index", "transposed", "cast", "own bprop")
 
 def train(case, **settings):
     if os.getenv("OMPI_COMM_WORLD_RANK") == "0":  # who is also told
@@ -354,7 +360,7 @@ def train(case, **settings):
     ms.set_auto_parallel_context(**settings)
     x = Tensor(np.ones((4, 8), np.float32))
     net = nn.Dense(8, 4, weight_init=Tensor(np.ones((4, 8)) / 9, ms.float32), bias_init="zeros")
-    net = Net(net, case) if case in ("transposed", "own bprop", "stopped") else net
+    net = Net(net, case) if case in KINDS else net
     if "shards" in case:
         ms.set_auto_parallel_context(enable_parallel_optimizer=True,
                                      parallel_optimizer_config={"parallel_optimizer_threshold": 0})
@@ -369,7 +375,7 @@ train("right")
 train("mean", gradients_mean=True)
 train("not repeated", loss_repeated_mean=False)
 train("mean of shards", gradients_mean=True, parallel_mode="auto_parallel", search_mode="sharding_propagation")
-for case in ("stopped", "transposed", "own bprop"):
+for case in KINDS:
     train(case, dataset_strategy="full_batch", parallel_mode="auto_parallel", search_mode="recursive_programming")
 ms.reset_auto_parallel_context()
 ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="data_parallel")
@@ -397,12 +403,13 @@ def test_gradients_divided_twice_or_not_at_all_or_never_added_up_are_told(tmp_pa
     twice = "gradients_mean=True divides the gradients of whole parameters by the number of ranks once more; in "
     told = {case: re.findall("computed on CPU: (.*)", lines)
             for case, lines in re.findall(r"(?s)(?:^|\n)case ([a-z ]+)\n(.*?)(?=\ncase|$)", done.output) if lines}
-    assert [len(notes) for notes in told.values()] == [0, 1, 1, 1, 0, 1, 1], done.output
+    assert [len(notes) for notes in told.values()] == [0, 1, 1, 1, 0, 0, 1, 2, 1], done.output
     assert told["mean"][0].startswith(f"{twice}semi_auto_parallel all are divided already")
     assert "too large: loss_repeated_mean=False" in told["not repeated"][0]
     assert told["mean of shards"][0].startswith(f"{twice}auto_parallel all are divided already")
     assert re.match(r"the gradient of weight is added up over no ranks, .* a parameter is transposed first "
                     r"\(\S*means\.py:\d+\)\. Multiply", told["transposed"][0])
+    assert told["cast"][1].startswith("the gradient of weight is added up over no ranks, ")
     assert re.match(r"the cell with a bprop of its own at \S*means\.py:\d+ takes a parameter", told["own bprop"][0])
     right, halved, second = (float(re.search(f"{case} moved by (.*)", done.output)[1])
                              for case in ("right", "transposed", "second of two optimizers"))

@@ -759,6 +759,7 @@ if sys.argv[2] == "no stdout":
     sys.stdout = None
 if sys.argv[2] != "exit":
     ranks.leave()  # with msrun it does nothing
+    print("behind leave", flush=True)
     sys.exit()
 sys.exit("the end")
 """
@@ -785,7 +786,9 @@ def test_a_sys_exit_that_the_script_catches_and_what_it_writes_until_its_end(lau
             f"worked{each}").read_text() == "written" for each in range(2)), "and for processes, as Python does"
         said = re.findall(r"warning: line (\d+) of train.py will not run: ranks.leave\(\) before it ends the process",
                           result.output)
-        assert [GOES_ON.splitlines()[int(line) - 1].strip() for line in said] == ["sys.exit()"] * (launcher != "msrun")
+        assert [GOES_ON.splitlines()[int(line) - 1].strip() for line in said] == [
+            'print("behind leave", flush=True)'] * (launcher != "msrun")
+        assert result.output.count("] behind leave\n") == 2 * (launcher == "msrun")
 
 
 @pytest.mark.parametrize("how", ["leave", "no stdout", "exit"])
@@ -900,12 +903,20 @@ def test_an_error_on_its_way_is_not_lost_at_leave(how, code, tmp_path):
 
 
 def test_what_hangs_at_exit_does_not_keep_a_failed_rank(tmp_path):
-    """Nor does a line of any length bury why it failed."""
+    """For more than a minute, here 2 s. Nor does a line of any length bury why it failed."""
+    for folder in ("mnist_ddp", "tools"):
+        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
+    tool = tmp_path / "tools" / "in_rank.py"
+    assert tool.read_text().count("threading.Timer(60, ") == 1
+    tool.write_text(tool.read_text().replace("threading.Timer(60, ", "threading.Timer(2, "))
     script = (f"{JOINS}import atexit\natexit.register(time.sleep, 600)\nprint('long ' * 200000, flush=True)\n"
               "if ms.communication.get_rank() == 1:\n    raise ValueError('the mistake')\ntime.sleep(600)\n")
-    with start(tmp_path, script, 2, "--show", "0", "--", RANKS.parent) as job:
+    (tmp_path / "train.py").write_text(script)
+    with jobs.Job(jobs.PYTHON, tmp_path / "mnist_ddp" / "ranks.py", "-n", 2, "--show", "0", "train.py", "--",
+                  tmp_path / "mnist_ddp", cwd=tmp_path) as job:
         result = job.finish(60)
     assert result.code == 1, result.output
+    assert "what is registered with atexit has taken a minute: this rank ends without it\n" in result.output
     end = result.output.partition("rank 1 failed, exit code 1. The end of ")[2]
     assert "ValueError: the mistake\n" in end
     assert re.search(r"(?m)^(long ){400} \.\.\.$", end)

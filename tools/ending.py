@@ -7,7 +7,7 @@ import atexit
 import contextlib
 import gc
 import io
-import multiprocessing
+import multiprocessing.util
 import os
 import re
 import sys
@@ -38,9 +38,17 @@ if not hasattr(atexit.register, "noted"):
 AT_END = atexit.register.noted  # (function, arguments, keywords)
 
 
+def in_time(function, seconds):
+    """Call a function in a thread of its own, and wait so long at most."""
+    caller = threading.Thread(target=function, daemon=True)
+    with contextlib.suppress(RuntimeError):  # Python ends, has ended the threads, and from 3.12 on starts no more
+        caller.start()
+        caller.join(seconds)
+
+
 def end_threads(seconds):
-    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads and for
-    the processes of multiprocessing that are no daemons, so long at most.
+    """End pools of threads, which wait for more to do until Python ends them, and wait for the other threads, so long
+    at most.
     """
     caller = threading.current_thread()
 
@@ -48,16 +56,33 @@ def end_threads(seconds):
         for call in reversed(getattr(threading, "_threading_atexits", [])):
             call()
         for thread in threading.enumerate():
-            if not thread.daemon and thread not in (threading.main_thread(), caller):
+            if not thread.daemon and thread not in (threading.main_thread(), caller, threading.current_thread()):
                 thread.join()
-        for process in multiprocessing.active_children():
-            if not process.daemon:
-                process.join()
 
-    waiter = threading.Thread(target=end, daemon=True)
-    with contextlib.suppress(RuntimeError):  # Python ends, has ended the threads, and from 3.12 on starts no more
-        waiter.start()
-        waiter.join(seconds)
+    in_time(end, seconds)
+
+
+def end_processes(seconds):
+    """End the processes of multiprocessing as Python does, which waits for those that are no daemons, but so long at
+    most. In a process that the script forked there are those of its parent, too.
+    """
+    processes = [one for one in multiprocessing.active_children() if one._parent_pid == os.getpid()]
+
+    def end():
+        multiprocessing.util._run_finalizers(0)  # of managers and pools
+        for process in processes:
+            if process.daemon:
+                process.terminate()
+        for process in processes:
+            process.join()
+
+    if processes:
+        in_time(end, seconds)
+    for process in processes:
+        if process.is_alive():
+            print(f"process {process.pid}, {process.name}, which multiprocessing has started, still runs and is ended; "
+                  "call its join() in the script", flush=True)
+            process.terminate()
 
 
 def writes_files():
@@ -73,9 +98,9 @@ def writes_files():
 
 
 def finish_writing(alone=False, last=True):
-    """End thread pools, wait for threads and processes (a minute at most), call what the script has registered with
-    atexit, and write what open files hold back. alone: this process waits for no other rank, and for its threads and
-    processes 5 s only. last: os._exit() comes next, so end the processes of multiprocessing, too.
+    """End thread pools, wait for threads (a minute at most), call what the script has registered with atexit, and write
+    what open files hold back. alone: this process waits for no other rank, and for its threads 5 s only. last:
+    os._exit() comes next, so end the processes of multiprocessing, too; who waits long here has lost the scheduler.
     """
     if alone and "ranks" in sys.modules:
         sys.modules["ranks"]._joined = None  # atexit may have its leave()
@@ -87,8 +112,8 @@ def finish_writing(alone=False, last=True):
             function(*arguments, **keywords)
         except Exception:  # noqa: BLE001  # as Python: the next one is called all the same
             traceback.print_exc()
-    for process in multiprocessing.active_children() if last else ():
-        process.terminate()
+    if last:
+        end_processes(2 if alone else 15)
     files = [sys.stdout, sys.stderr, sys.__stdout__]
     if writes_files():
         gc.unfreeze()

@@ -103,13 +103,18 @@ def tell_what_leave_cuts_off():
     if (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) != "0" or not (
             script.suffix == ".py" and script.is_file()):
         return
-    for node in ast.walk(ast.parse(script.read_bytes())):
+    try:
+        nodes = [ast.parse(script.read_bytes())]
+    except (OSError, SyntaxError, ValueError):  # somebody has changed it since
+        return
+    for node in nodes:
+        # Where an error may have been caught, leave() does not end the process.
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.ExceptHandler)]
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            if not isinstance(block, list) or isinstance(node, ast.ExceptHandler):  # there it does not end the process
-                continue
-            for statement, behind in zip(block, block[1:]):
-                if (isinstance(statement, ast.Expr) and ast.unparse(statement) == "ranks.leave()"
-                        and not isinstance(behind, (ast.Return, ast.Pass))):
+            for statement, behind in zip(block, block[1:]) if isinstance(block, list) else ():
+                harmless = isinstance(behind, (ast.Return, ast.Pass, ast.FunctionDef, ast.ClassDef))
+                if (isinstance(statement, ast.Expr) and ast.unparse(statement) == "ranks.leave()" and not harmless
+                        and ast.unparse(behind) not in ("sys.exit()", "sys.exit(0)")):
                     print(f"warning: line {behind.lineno} of {script.name} will not run: ranks.leave() before it ends "
                           "the process; put it before that", flush=True)
 
@@ -270,8 +275,12 @@ class Exit(SystemExit):
 
 def end(code):
     """End this process without MindSpore's clean-up."""
+    def give_up():
+        os.write(2, b"what is registered with atexit has taken a minute: this rank ends without it\n")
+        os._exit(code)
+
     with contextlib.suppress(RuntimeError):  # Python ends, and from 3.12 on starts no more threads
-        limit = threading.Timer(20, os._exit, [code])  # what is registered with atexit may hang
+        limit = threading.Timer(60, give_up)
         limit.daemon = True
         limit.start()
     finish_writing(alone=True)  # the others wait for its end

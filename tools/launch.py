@@ -747,7 +747,8 @@ def report(args, job, code, failed):
     hint = known_errors.hint(log, code, lines)
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
                 and item not in limits.OWN_SETTINGS]
-    if args.launcher == "mpirun" and settings and (not job.ranks or (by_mpi and not hint)):
+    if args.launcher == "mpirun" and settings and (
+            not job.ranks or (by_mpi and not hint and not (rank and rank["lines"]))):
         theirs = (f"{'MPI was not' if job.ranks else 'no rank was'} started, and variables here change what mpirun "
                   f"does: unset {' '.join(settings)}")
         hint = theirs if not hint or "OMPI_MCA_" in hint else f"{hint}; or: {theirs}"

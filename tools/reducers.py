@@ -88,8 +88,9 @@ def take_note():
 
 
 def checksum(parameter):
-    """Of the bytes of a parameter."""
-    return zlib.crc32(np.ascontiguousarray(parameter.asnumpy()))
+    """Of some numbers of a parameter; training changes nearly all."""
+    values = parameter.asnumpy().ravel()
+    return zlib.crc32(np.ascontiguousarray(values[::len(values) // 4096 + 1]))
 
 
 def trained():
