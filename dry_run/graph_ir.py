@@ -25,6 +25,7 @@ ON_SLICES = re.compile(r"BatchParallel: Bool\(1\)|Arg(?:[mM]ax|[mM]in)(?:WithVal
 PARAMETER = re.compile(r"^%para\d+_[^:]*: <Ref\[Tensor\[(\w+)\]\], \(([-\d, ]*)\), ref_key=([^,>]+)",
                        re.MULTILINE)
 NODE = re.compile(r"^  %\d+\(.*?\) = (?:PrimFunc_)?(\w+)\(")
+NEXT_NODE = re.compile(r"\n(?=  (?:%\d+|Return)\()")  # a node has many lines, if it has constant tensors
 CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second calls what a Partial or a Switch gave
 CALLED = re.compile(r"@+(?!Partial\(|FuncUnion\()([^@\s(),\]][^\s(),\]]*)")  # @@: a graph that a graph has returned
 NO_GRADIENT = re.compile("StopGradient|UpdateState|Arg[mM](ax|in)(Ext)?|((Not)?Eq|Greater|Less|Logical)[A-Za-z]*|"
@@ -212,8 +213,8 @@ def unreduced(planned, wanted):
     transposed, cells = {}, set()
     trained = {names.get(ref) for ref in re.findall(r"= RefToEmbed\((?:\$\(@[^:]+:|%)(para\d+_[^)]+)\)", planned)}
     for subgraph in planned.split("\nsubgraph attr:")[1:] if trained else ():
-        nodes = re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)
-        about, loaded = nodes.pop(0), {}
+        about, *nodes = NEXT_NODE.split(subgraph)
+        loaded = {}
         if "primal_of_bprop: 1" in about and re.search(rf"= (_Mirror\w*|{'|'.join(COLLECTIVES)})\(", subgraph):
             cells.add(user_line(about.splitlines()))
         for node in nodes if "= J(@" not in subgraph else ():
@@ -255,7 +256,7 @@ def on_slices(text):
     """
     found = {}
     for subgraph in text.split("\nsubgraph @")[1:] if ON_SLICES.search(text) else ():
-        for node in re.split(r"\n(?=  (?:%\d+|Return)\()", subgraph)[1:]:  # of many lines, if it has constant tensors
+        for node in NEXT_NODE.split(subgraph)[1:]:
             head, _, comments = node.partition("\n      : ")
             if not ON_SLICES.search(head):
                 continue

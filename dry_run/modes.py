@@ -7,7 +7,7 @@ from mindspore import nn
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 
 import graph_ir
-from layouts import held_alike
+from layouts import cutting_axes, held_alike
 
 PLANNED = ("semi_auto_parallel", "auto_parallel")
 OPTIMIZERS = (nn.Optimizer, NewOptimizer)
@@ -101,9 +101,9 @@ def notes_of(text, planned, layouts):
     """
     if not planned_mode():
         return []
-    cut, notes = any(dim != -1 for layout in layouts.values() for dim in layout[1]), []  # arguments, too
+    cut, notes = any(map(cutting_axes, layouts.values())), []  # arguments, too
     parameters = [layouts[name] for _, _, name in graph_ir.PARAMETER.findall(text) if name in layouts]
-    sliced = any(layout[5] or any(dim != -1 for dim in layout[1]) for layout in parameters)
+    sliced = any(layout[5] or cutting_axes(layout) for layout in parameters)
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
     lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})

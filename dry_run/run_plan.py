@@ -344,19 +344,18 @@ class Computation:
         if not (any(slices) or own) or not self.parameters:  # without parameters a graph puts slices together, to save
             return
         ranks = self.links.rank_size // self.plan.stages
-        if own:
-            shapes = self.links.share([tuple(argument.shape) for argument in arguments if isinstance(argument, Tensor)])
-            for rank, others in enumerate(shapes):
-                if others != shapes[0]:
-                    raise PlanError(
-                        f"rank {rank} brings a batch of the shapes {others}, rank 0 one of {shapes[0]}, and MindSpore "
-                        "plans the graph of each as if all had its size: losses and gradients would be wrong. Give all "
-                        "ranks batches of one size, by shards of one length (num_shards) or drop_remainder=True",
-                        by_all=True)
-        everyone = self.links.share([hashlib.sha256(to_array(argument).tobytes()).digest() for argument in arguments
-                                     if isinstance(argument, Tensor)])
+        arrays = [to_array(argument) for argument in arguments if isinstance(argument, Tensor)]
+        shapes, everyone = zip(*self.links.share(([array.shape for array in arrays], [
+            hashlib.sha256(array.tobytes()).digest() for array in arrays])))
+        for rank, others in enumerate(shapes) if own else ():
+            if others != shapes[0]:
+                raise PlanError(
+                    f"rank {rank} brings a batch of the shapes {others}, rank 0 one of {shapes[0]}, and MindSpore "
+                    "plans the graph of each as if all had its size: losses and gradients would be wrong. Give all "
+                    "ranks batches of one size, by shards of one length (num_shards) or drop_remainder=True",
+                    by_all=True)
         if own and self.links.rank == 0 and everyone.count(everyone[0]) == ranks > 1 and any(
-                len(np.unique(to_array(argument))) > 1 for argument in arguments if isinstance(argument, Tensor)):
+                len(np.unique(array)) > 1 for array in arrays):
             print("computed on CPU: all ranks bring the same batch, where each should bring its own (dataset_strategy="
                   f"\"data_parallel\"): give the data set num_shards={ranks} and shard_id=rank", flush=True)
         slices = [count for argument, count in zip(arguments, slices) if isinstance(argument, Tensor)]

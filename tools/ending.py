@@ -56,7 +56,7 @@ def end_threads(seconds):
         for call in reversed(getattr(threading, "_threading_atexits", [])):
             call()
         for thread in threading.enumerate():
-            if not thread.daemon and thread not in (threading.main_thread(), caller, threading.current_thread()):
+            if not thread.daemon and thread not in (threading.main_thread(), caller):
                 thread.join()
 
     in_time(end, seconds)

@@ -22,10 +22,14 @@ import traceback
 from pathlib import Path
 
 
+def is_rank_0():
+    """Before init(), by the variables of mpirun and of the lessons' launchers."""
+    return (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) == "0"
+
+
 def say_once(parser, message):
     """parser.error() for a job: one sentence, by one rank; the others wait until that ends them."""
-    rank = os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")
-    time.sleep(0 if rank == "0" else 9)
+    time.sleep(0 if is_rank_0() else 9)
     files = [Path(word.partition("::")[0]) for word in sys.argv[1:]]
     if "pytest" in sys.modules and any(file.with_name("ranks.py").is_file() for file in files if file.name):
         sys.modules["pytest"].exit(message, 2)  # it was told to run a lesson's script
@@ -84,7 +88,7 @@ def prepare(launched):
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
-        if "OMPI_COMM_WORLD_SIZE" in os.environ or "MS_ROLE" not in os.environ:
+        if is_rank_0() and ("OMPI_COMM_WORLD_SIZE" in os.environ or "MS_ROLE" not in os.environ):
             tell_what_leave_cuts_off()
         ranks = sys.modules.get("ranks")  # else it is part of a package
         if ranks and "OMPI_COMM_WORLD_SIZE" in os.environ:
@@ -100,23 +104,28 @@ def tell_what_leave_cuts_off():
     Who hands it an exit code knows that.
     """
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "none")
-    if (os.getenv("OMPI_COMM_WORLD_RANK") or os.getenv("RANK_ID", "0")) != "0" or not (
-            script.suffix == ".py" and script.is_file()):
-        return
     try:
-        nodes = [ast.parse(script.read_bytes())]
+        program = ast.parse(script.read_bytes() if script.suffix == ".py" else b"")
     except (OSError, SyntaxError, ValueError):  # somebody has changed it since
         return
+    for statement in behind_leave(program):
+        if not isinstance(statement, (ast.Return, ast.Pass, ast.FunctionDef, ast.ClassDef)) and (
+                ast.unparse(statement) not in ("sys.exit()", "sys.exit(0)")):
+            print(f"warning: line {statement.lineno} of {script.name} will not run: ranks.leave() before it ends the "
+                  "process; put it before that", flush=True)
+
+
+def behind_leave(program):
+    """The statements right behind ranks.leave(), but where an error may have been caught: there it ends no process."""
+    nodes = [program]  # a list, for programs may be nested deeply
     for node in nodes:
-        # Where an error may have been caught, leave() does not end the process.
         nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.ExceptHandler)]
         for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
             for statement, behind in zip(block, block[1:]) if isinstance(block, list) else ():
-                harmless = isinstance(behind, (ast.Return, ast.Pass, ast.FunctionDef, ast.ClassDef))
-                if (isinstance(statement, ast.Expr) and ast.unparse(statement) == "ranks.leave()" and not harmless
-                        and ast.unparse(behind) not in ("sys.exit()", "sys.exit(0)")):
-                    print(f"warning: line {behind.lineno} of {script.name} will not run: ranks.leave() before it ends "
-                          "the process; put it before that", flush=True)
+                call = statement.value if isinstance(statement, ast.Expr) else None
+                if (isinstance(call, ast.Call) and not (call.args or call.keywords)
+                        and ast.unparse(call.func) == "ranks.leave"):
+                    yield behind
 
 
 def refuse_other_launchers():

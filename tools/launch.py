@@ -735,11 +735,11 @@ def report(args, job, code, failed):
         return say(f"{args.name}: {reason}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
     lines = text.splitlines()[-30:]
-    by_mpi = not job.ranks or re.search(  # the first: it could not even say why
-        r"show_help\.c|in MPI_Init|MPI_INIT has failed|A requested component was not", text)
+    by_mpi = not job.ranks or (not (rank and rank["lines"]) and re.search(  # show_help.c: it could not even say why
+        r"show_help\.c|in MPI_Init|MPI_INIT has failed|A requested component was not", text))
     if rank:
         who = f"rank {failed}{args.place(failed)}"
-        if rank["lines"] or not by_mpi:  # else mpirun says why
+        if not by_mpi:  # else mpirun says why
             log, lines = job.log_of(failed), rank["lines"]
     shown = [line if len(line) < 2000 else f"{line[:2000]} ..." for line in lines]
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *shown]),
@@ -747,8 +747,7 @@ def report(args, job, code, failed):
     hint = known_errors.hint(log, code, lines)
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
                 and item not in limits.OWN_SETTINGS]
-    if args.launcher == "mpirun" and settings and (
-            not job.ranks or (by_mpi and not hint and not (rank and rank["lines"]))):
+    if args.launcher == "mpirun" and settings and by_mpi and not (job.ranks and hint):
         theirs = (f"{'MPI was not' if job.ranks else 'no rank was'} started, and variables here change what mpirun "
                   f"does: unset {' '.join(settings)}")
         hint = theirs if not hint or "OMPI_MCA_" in hint else f"{hint}; or: {theirs}"

@@ -120,7 +120,7 @@ def compare():
         with np.errstate(all="ignore"):
             # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training.
             by_hand = ("collective" in SEEN and "reducer" not in SEEN) or any(
-                SET.get(id(one)) == checksum(one) for one in trained() if id(one) in SET)
+                SET[id(one)] == checksum(one) for one in trained() if id(one) in SET)
             mine = [*weights(), by_hand]
     except Exception:  # noqa: BLE001  # all has ended well, and the others wait
         mine = [0, 0, 0, True]
