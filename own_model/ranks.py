@@ -42,9 +42,11 @@ def join():
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     launched = by_mpirun or "MS_ROLE" in env or size != "1"
-    if _more:
-        _more["prepare"](launched)
+    _more.get("prepare", abs)(launched)
     on_cpu = ms.get_context("device_target") == "CPU"
+    libmpi = Path(env.get("OPAL_PREFIX", "/"), "lib", "libmpi.so.40")
+    if not on_cpu and libmpi.is_file():  # init() needs it on a card, and finds only the system's
+        ctypes.CDLL(str(libmpi), ctypes.RTLD_GLOBAL)
     if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
         env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
@@ -64,8 +66,7 @@ def join():
         _start_scheduler()
         if one_host:
             note.write_text(env["MS_SCHED_PORT"])
-    if by_mpirun and _more:
-        _end_mpi = _more["use_mpi"]()
+    _end_mpi = _more["use_mpi"]() if by_mpirun and _more else abs
     _joined = True
     return True
 
