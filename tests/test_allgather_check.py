@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 
 import jobs
 import pytest
@@ -20,6 +21,35 @@ def test_the_tutorials_command_gives_every_rank_the_matrix_and_rank_0_prints_it(
         assert output.startswith(MATRIX_4) == (rank == 0)
         assert re.search(rf"^rank {rank} of 4 on \S+, CPU \d+: AllGather ok, AllReduce ok, Broadcast ok$", output,
                          re.MULTILINE)
+
+
+ON_A_CARD = f"""
+import ctypes, sys
+sys.path.insert(0, {str(LESSON)!r})
+import ranks
+import mindspore as ms
+asked = ms.get_context
+ms.get_context = lambda name: "GPU" if name == "device_target" else asked(name)  # no more of a card is needed
+print("joined", ranks.join())
+ctypes.CDLL(ms.__path__[0] + "/lib/libmpi_collective.so")  # which init() loads there
+mpi = ctypes.CDLL("libmpi.so.40")
+mpi.MPI_Init(None, None)
+size, world = ctypes.c_int(), ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")
+mpi.MPI_Comm_size(ctypes.byref(world), ctypes.byref(size))
+print("ranks of MPI:", size.value)
+print("loaded:", *set(line.split()[-1] for line in open("/proc/self/maps") if "libmpi.so" in line), flush=True)
+mpi.MPI_Finalize()
+"""
+
+
+def test_on_a_card_init_finds_the_open_mpi_that_pip_has_installed(tmp_path):
+    (tmp_path / "card.py").write_text(ON_A_CARD)
+    result = jobs.succeeded(jobs.run("mpirun", "-n", 2, "--oversubscribe", "--allow-run-as-root", "--output-filename",
+                                     "logs:nocopy", "python", "card.py", cwd=tmp_path))
+    assert result.seconds > 0
+    for rank in range(2):
+        output = (tmp_path / f"logs/1/rank.{rank}/stdout").read_text()
+        assert f"joined True\nranks of MPI: 2\nloaded: {sys.prefix}/lib/libmpi.so.40\n" in output
 
 
 def test_msrun_starts_it_as_its_docstring_says(tmp_path):
