@@ -109,7 +109,7 @@ class TrainStep(nn.Cell):
 # ---------------------------------------------------------------------------------- train and test
 train_step = TrainStep()
 if create_dataset("train", args.batch_size).get_dataset_size() == 0:
-    sys.exit("There are fewer images than one step needs; use a smaller --batch-size.")
+    parser.error("there are fewer images than one step needs; use a smaller --batch-size")
 for epoch in range(args.epochs):
     net.set_train()
     for step, (image, label) in enumerate(create_dataset("train", args.batch_size, epoch)):

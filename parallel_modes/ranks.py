@@ -44,9 +44,8 @@ def join():
     launched = by_mpirun or "MS_ROLE" in env or size != "1"
     _more.get("prepare", abs)(launched)
     on_cpu = ms.get_context("device_target") == "CPU"
-    libmpi = Path(env.get("OPAL_PREFIX", "/"), "lib", "libmpi.so.40")
-    if not on_cpu and libmpi.is_file():  # init() needs it on a card, and finds only the system's
-        ctypes.CDLL(str(libmpi), ctypes.RTLD_GLOBAL)
+    if not on_cpu and (libmpi := Path(env.get("OPAL_PREFIX", "/"), "lib/libmpi.so.40")).is_file():
+        ctypes.CDLL(str(libmpi), ctypes.RTLD_GLOBAL)  # init() itself finds only the system's
     if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
         env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile

@@ -91,7 +91,7 @@ train_dataset = create_dataset("Training", sampler, augment, args.image_size)
 test_size = args.image_size * 128 // 100  # the tutorial trains on 100 pixels and tests on 128
 test_dataset = create_dataset("Test", ds.SubsetSampler(share), [], test_size)
 if (train_batch_num := train_dataset.get_dataset_size()) == 0:
-    sys.exit("There are fewer training pictures than a step needs; use a smaller --batch-size.")
+    parser.error("there are fewer training pictures than a step needs; use a smaller --batch-size")
 # distributed: what all ranks know, one says
 if rank == 0:
     print(f"train dataset batch num: {train_batch_num}", flush=True)

@@ -1,6 +1,7 @@
 """The data sets: exact layouts, real or learnable content, written whole or not at all."""
 
 import hashlib
+import re
 import signal
 import time
 
@@ -114,6 +115,19 @@ def test_a_set_that_is_there_is_not_made_again(name, options, others, tmp_path):
     assert make(folder, name, *options).code == 2, "a damaged set is not there"
     jobs.succeeded(make(folder, name, *options, "--force"))
     assert digest(folder) == before
+
+
+def test_a_link_and_the_folder_where_the_shell_stands_are_filled(mnist, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    made = jobs.succeeded(make(tmp_path / "link", "mnist"))
+    assert made.output.splitlines()[-1] == f"mnist: {tmp_path / 'link'}"
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "here").mkdir()
+    there = jobs.succeeded(jobs.run("bash", "-c", f"'{jobs.PYTHON}' '{TOOL}' mnist . >&2; ls", cwd=tmp_path / "here"))
+    assert len(re.findall("ubyte$", there.output, re.MULTILINE)) == 4
+    assert digest(tmp_path / "disk") == digest(tmp_path / "here") == digest(mnist)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "here", "link"]
 
 
 def test_cifar10_names_the_folder_that_launchers_take_and_accepts_it(cifar10_whole, tmp_path):

@@ -239,9 +239,12 @@ def test_a_damaged_data_set_is_named(name, content, sentence, mnist, tmp_path):
 def test_a_batch_larger_than_the_data_set_is_refused(mnist, tmp_path):
     for script in ("train_ddp.py", "train_cpu.py"):
         result = forks.run(LESSON / script, "--data-path", mnist, "--batch-size", 99999, cwd=tmp_path)
-        assert result.code == 1
+        assert result.code == 2
         assert "fewer images than one step needs; use a smaller --batch-size" in result.output
         assert "Traceback" not in result.output
+    result = jobs.run("bash", LESSON / "run.sh", mnist, 2, "--", "--batch-size", 2001, cwd=tmp_path)
+    assert result.code == 2, "a share is half of 4,000 images"
+    assert result.output.count("] train_ddp.py: error: there are fewer images than one step needs") == 1
 
 
 def test_missing_launchers_say_how_to_get_them(mnist, tmp_path):

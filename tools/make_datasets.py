@@ -201,9 +201,11 @@ def holds_fruits(folder, args):
 
 def put_in_place(partial, folder, force):
     """Turn the finished set into the folder; with --force replace what the set consists of and nothing else."""
-    if not folder.exists() or not any(folder.iterdir()):
-        if folder.exists():
-            folder.rmdir()
+    if not folder.exists():
+        partial.rename(folder)
+        return
+    if not any(folder.iterdir()) and not folder.samefile(Path.cwd()):  # a shell that stands in it would lose it
+        folder.rmdir()
         partial.rename(folder)
         return
     if clash := sorted(item.name for item in partial.iterdir() if (folder / item.name).exists() and not force):
@@ -256,6 +258,7 @@ def main():
     if args.name == "cifar10":
         folder = folder.parent if folder.name == "cifar-10-batches-bin" else folder
         wanted = folder / "cifar-10-batches-bin"
+    folder = folder.resolve() if folder.is_symlink() else folder  # a link stays one
     seed_is_given = args.seed is not None
     args.seed = args.seed if seed_is_given else 1
     try:
