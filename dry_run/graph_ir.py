@@ -195,6 +195,12 @@ def norms_of_slices(text):
     return count
 
 
+def norms_of_shared(text):
+    """Names of the parameters that a stage sends to another one which uses them, too, where a norm of all is taken."""
+    sent = re.findall(r"= Send\((?:\$\(@[^:]+:|%)para\d+_([^),]+)", text)
+    return sorted(set(sent)) if "_ClipByGlobalNorm(" in text else []
+
+
 def unreduced(planned, wanted):
     """What MindSpore forgets to add up, or to exchange, on the way back.
 
@@ -223,7 +229,7 @@ def unreduced(planned, wanted):
                 *(loaded.get(value, ()) for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2])))
             if operator and operator[1] in ("Load", "Cast"):
                 loaded[re.match(r"  (%\d+)", head)[1]] = taken
-            elif "in_strategy: " in head:
+            elif "in_strategy: " in head and not (operator and operator[1] == "Receive"):  # which only names one
                 for name in taken & trained & wanted:
                     if is_returned(nodes, node):
                         transposed.setdefault(name, set()).update({user_line(node.splitlines())} - {""})

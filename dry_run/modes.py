@@ -33,12 +33,15 @@ OWN_BPROP = ("the cell with a bprop of its own at {} takes a parameter, or excha
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
+SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each pipeline stage that uses it: give "
+                "each stage a parameter of its own, or clip by value")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
 CALLED = {"ArgMaxWithValue": "ops.max", "ArgMinWithValue": "ops.min"}  # as scripts have it
 # These have no rule and need none: each element, or each row, is computed alone.
-ALONE = re.compile("Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*(Index|Masked|Lerp)).*Scalar")
+ALONE = re.compile("Adaptive(Avg|Max)Pool[23]D|Flatten|Resize.*|Upsample.*|"  # each sample
+                   "Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*(Index|Masked|Lerp)).*Scalar")
 OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan cuts the axis that it is taken along: "
              "take it of an operator with a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
 OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "
@@ -106,6 +109,8 @@ def notes_of(text, planned, layouts):
     sliced = any(layout[5] or cutting_axes(layout) for layout in parameters)
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
+    if shared := graph_ir.norms_of_shared(text):
+        notes.append(SHARED_NORMS.format(", ".join(shared)))
     lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
     if lost:
         notes.append(NOT_ADDED_UP.format(", ".join(sorted(lost)), ", ".join(sorted(set().union(*lost.values())))))

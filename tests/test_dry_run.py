@@ -552,7 +552,7 @@ def test_what_is_computed_on_slices_alone_has_a_note(dry_run):
     code, out, err, _ = dry_run(2, "0", SCRIPTS.parent / "compute_scripts" / "on_slices.py", "median", "value", *index)
     assert code == 0, out + err
     assert re.findall(r"(?m)^NOTE (.*?) \(\S*on_slices.py:(\d+)\)", out) == [
-        ("MindSpore has no rule for cutting Median", "34"), *(("the index of ops.max", "38") for _ in index)]
+        ("MindSpore has no rule for cutting Median", "35"), *(("the index of ops.max", "39") for _ in index)]
 
 
 def test_a_weight_of_two_stages_is_trained_in_the_first(dry_run, tmp_path):
@@ -561,6 +561,10 @@ def test_a_weight_of_two_stages_is_trained_in_the_first(dry_run, tmp_path):
     assert code == 0, out + err
     assert [[p["name"] for p in rank["parameters"] if p["trained"]] for rank in found["ranks"]] == [
         ["decoder.table"], ["decoder.middle.weight", "decoder.middle.bias"]]
+    assert not re.search("NOTE|clip", out), "a stage that receives takes a parameter, but reduces none"
+    code, out, err, _ = dry_run(4, "0,2", script, "pipeline", tmp_path, "clip")
+    assert code == 0, out + err
+    assert out.count("ops.clip_by_global_norm counts the gradient of decoder.table once for each pipeline stage") == 1
 
 
 EARLY_ENDS = """

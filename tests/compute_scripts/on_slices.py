@@ -24,6 +24,7 @@ class Net(nn.Cell):
     def __init__(self, how):
         super().__init__()
         self.weight, self.how = Parameter(Tensor(WEIGHT), name="weight"), how
+        self.flatten = nn.Flatten()
         cut = 2 if how in ("cut argmax", "cut rows") else 1
         self.argmax = ops.Argmax(0).shard(((cut, 1),))
         self.add = ops.TensorScatterAdd().shard(((cut, 1), (1, 1), (1, 1)))
@@ -38,7 +39,7 @@ class Net(nn.Cell):
             value, index = ops.max(y, 0)
             return value + index
         if self.how in ("scalar", "value"):
-            return ops.masked_fill(x, x < 0, 0.1) if self.how == "scalar" else ops.max(y, 0)[0]
+            return ops.masked_fill(self.flatten(x), x < 0, 0.1) if self.how == "scalar" else ops.max(y, 0)[0]
         if "rows" in self.how:
             return self.add(y, Tensor([[1], [3]], ms.int32), y[:2])
         return ops.argmax(y, 0) if self.how == "argmax" else self.argmax(y)

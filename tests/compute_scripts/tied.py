@@ -2,6 +2,7 @@
 
     python tied.py alone OUT
     python dry_run/compute.py -n 4 tied.py pipeline OUT
+    ... OUT clip           gradients are clipped by the norm of all
 """
 import sys
 
@@ -65,6 +66,19 @@ optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
 data = ms.dataset.NumpySlicesDataset((X.reshape(-1, 16), Y.reshape(-1, 16)), ["x", "y"], shuffle=False).batch(16)
 
 
+class Clipped(nn.Cell):
+    """A step: (x, y) to the loss."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.loss_and_gradients = ops.value_and_grad(loss_net, None, optimizer.parameters)
+        self.optimizer, self.reduce = optimizer, nn.PipelineGradReducer(optimizer.parameters)
+
+    def construct(self, x, y):
+        loss, gradients = self.loss_and_gradients(x, y)
+        return ops.depend(loss, self.optimizer(ops.clip_by_global_norm(self.reduce(gradients), 0.1)))
+
+
 class Losses(ms.train.Callback):
     """Prints the loss of each step: the sum of the micro batches' where the stage has one."""
 
@@ -73,5 +87,6 @@ class Losses(ms.train.Callback):
         print(f"rank {rank} step: {step.cur_step_num}, loss is {float(step.net_outputs.asnumpy()):.6f}", flush=True)
 
 
-ms.Model(loss_net, optimizer=optimizer).train(1, data, callbacks=Losses(), dataset_sink_mode=False)
+model = ms.Model(Clipped()) if "clip" in sys.argv else ms.Model(loss_net, optimizer=optimizer)
+model.train(1, data, callbacks=Losses(), dataset_sink_mode=False)
 np.savez(f"{folder}/held_{rank}.npz", **{value.name: value.asnumpy() for value in net.get_parameters()})
