@@ -65,9 +65,9 @@ def _classes_of(part):
         raise ValueError(f"{part.parent} has no folder {part.name}; "
                          f"give the folder that holds Training/ and Test/, {EXAMPLE}")
     classes = sorted(item.name for item in part.iterdir() if item.is_dir())
-    if not classes:
-        raise ValueError(f"{part} has no class folder; its pictures belong into one folder a "
-                         f"class, {part}/<class>/")
+    if len(classes) < 2:
+        raise ValueError(f"{part} has {len(classes) or 'no'} class folder; its pictures belong "
+                         f"into one folder a class, {part}/<class>/, two or more")
     return classes
 
 

@@ -277,7 +277,14 @@ def empty_test_part(folder):
     (folder / "Test").mkdir()
 
 
+def all_but_one_class(folder):
+    for part in ("Training", "Test"):
+        for other in sorted((folder / part).iterdir())[1:]:
+            shutil.rmtree(other)
+
+
 @pytest.mark.parametrize(("change", "sentence"), [
+    (all_but_one_class, "Training has 1 class folder"),
     (lambda folder: shutil.rmtree(folder / "Training"), "has no folder Training"),
     (lambda folder: (shutil.rmtree(folder), folder.touch()), "fruits is a file (looked from "),
     (empty_test_part, "Test has no class folder"),
