@@ -197,8 +197,10 @@ def norms_of_slices(text):
 
 def norms_of_shared(text):
     """Names of the parameters that a stage sends to another one which uses them, too, where a norm of all is taken."""
-    sent = re.findall(r"= Send\((?:\$\(@[^:]+:|%)para\d+_([^),]+)", text)
-    return sorted(set(sent)) if "_ClipByGlobalNorm(" in text else []
+    if "_ClipByGlobalNorm(" not in text:
+        return []
+    sent = set(re.findall(r"= Send\((?:\$\(@[^:]+:|%)para\d+_([^),]+)", text))
+    return sorted(sent & {name for _, _, name in PARAMETER.findall(text)})
 
 
 def unreduced(planned, wanted):
