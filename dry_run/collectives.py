@@ -6,6 +6,7 @@ import pickle
 import time
 import traceback
 import zlib
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -43,6 +44,9 @@ class Collectives:
 
     def __init__(self, rank, rank_size):
         if not MPI.Is_initialized():
+            self.doing = "the first plan, for the other ranks to come there"
+            self.rank = rank
+            self.await_all(Path(os.environ["PMIX_SERVER_TMPDIR"]), rank_size)
             MPI.Init_thread()
         self.mpi, self.world = MPI, MPI.COMM_WORLD
         self.rank, self.rank_size = rank, rank_size
@@ -53,6 +57,14 @@ class Collectives:
         self.groups, self.tags = {}, {}
         self.sends = []
         self.doing = ""
+
+    def await_all(self, folder, rank_size):
+        """Wait until all ranks of mpirun, on this machine, are here: MPI would wait for ever, and say nothing."""
+        (folder / f"first_plan_{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
+        deadline = time.monotonic() + TIMEOUT
+        while not all((folder / f"first_plan_{rank}").exists() for rank in range(rank_size)):
+            time.sleep(0.005)
+            self.look_at(deadline)
 
     def agree(self, doing, size=0):
         """All ranks come here, and must do the same; returns each one's size."""
@@ -100,15 +112,19 @@ class Collectives:
             self.tags[pair] = len(self.tags)
 
     def wait(self, request, status=None):
-        """Wait for MPI, politely at first; say what is waited for when it takes too long."""
+        """Wait for MPI, politely at first, but not for ever."""
         if request.Test(status):
             return
         deadline, pause = time.monotonic() + TIMEOUT, 0.0
         while not request.Test(status):
             time.sleep(pause)
             pause = min(0.0005, pause + 1e-6)
-            if time.monotonic() > deadline:
-                raise PlanError(f"rank {self.rank} has waited {TIMEOUT:g} s at {self.doing}")
+            self.look_at(deadline)
+
+    def look_at(self, deadline):
+        """Say what is waited for when it takes too long."""
+        if time.monotonic() > deadline:
+            raise PlanError(f"rank {self.rank} has waited {TIMEOUT:g} s at {self.doing}")
 
     # ------------------------------------------------------------------------------- one function a kind of operator
     def operator(self, node, group, peer, say):

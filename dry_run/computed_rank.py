@@ -386,7 +386,7 @@ def main(script, args):
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     code = 0
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(os.path.abspath(script), run_name="__main__")  # it may change the folder
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):

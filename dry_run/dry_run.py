@@ -92,10 +92,8 @@ def arguments():
         if getattr(options, name) is not None and not getattr(options, name) > 0:  # nor nan
             parser.error(f"--{name} {getattr(options, name)}: must be above 0")
     for name, file in (("json", options.json), ("draw", options.draw)):
-        if file and not Path(file).resolve().parent.is_dir():
-            parser.error(f"--{name} {file}: its folder does not exist")
-        if file and Path(file).is_dir():
-            parser.error(f"--{name} {file}: it is a folder, a file is wanted")
+        if file and (fault := fault_of(name, Path(file))):
+            parser.error(f"--{name} {file}: {fault}")
     if options.draw and not options.draw.endswith(".svg"):
         parser.error(f"--draw {options.draw}: an SVG is drawn, so its name must end with .svg")
     keep = Path(options.keep) if options.keep and os.path.exists(options.keep) else None
@@ -104,6 +102,19 @@ def arguments():
     if not importlib.util.find_spec("mindspore"):
         parser.error(f"{sys.executable} has no mindspore; pip install mindspore")
     return options
+
+
+def fault_of(name, path):
+    """Why no report (json) or drawing (draw) may be written there; "" if it may."""
+    if not path.resolve().parent.is_dir():
+        return "its folder does not exist"
+    if path.is_dir():
+        return "it is a folder, a file is wanted"
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if not file.read(9).startswith({"json": b'{\n "scrip', "draw": b"<svg"}[name]):
+                return "it is there, and holds something else; name a new one"
+    return ""
 
 
 def stand_in_data(kind, folder):

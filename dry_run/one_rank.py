@@ -226,7 +226,7 @@ def run(file, graphs, options):
         del sys.modules[name]  # the script may have modules of these names
     os._exit = end_script
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(os.path.abspath(script), run_name="__main__")  # it may change the folder
     except SystemExit as stop:
         # After a graph has run, an exit code judges numbers, and none are computed here.
         if stop.code not in (None, 0) and not facts["graphs"]:

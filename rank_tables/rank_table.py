@@ -104,10 +104,10 @@ def command_make(arguments: argparse.Namespace) -> int:
         found = find_device_ips(arguments.devices, arguments.hccn_conf, needed=arguments.chip != "910B")
     elif len(arguments.addresses) != len(arguments.devices):
         raise Refusal(f"--devices names {counted(len(arguments.devices), 'card')} and --addresses "
-                      f"{len(arguments.addresses)}; give one address a card, in the order of the cards' numbers")
+                      f"{len(arguments.addresses)}; give one address a card, in the order of --devices")
     else:
         found = dict(zip(arguments.devices, arguments.addresses))
-    cards = [(device_id, found.get(device_id)) for device_id in arguments.devices]
+    cards = [(device_id, found.get(device_id)) for device_id in sorted(arguments.devices)]
     return write_table([Server(str(server_ip), cards)], "table", arguments)
 
 
@@ -232,7 +232,7 @@ def find_server_ip() -> Address:
 # ---------------------------------------------------------------------- command line
 
 def devices_argument(text: str) -> list[int]:
-    """"4,5,6,7" or "0-15" or "0-3,8" to a sorted list of device ids."""
+    """"4,5,6,7" or "0-15" or "0-3,8" to a list of device ids, in this order."""
     device_ids: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,3})\s*(?:-\s*([0-9]{1,3})\s*)?", part)
@@ -246,7 +246,7 @@ def devices_argument(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} names a device twice")
     if max(device_ids) > MAX_DEVICE_ID["910B"]:
         raise argparse.ArgumentTypeError(f"{text!r} goes beyond device {MAX_DEVICE_ID['910B']}")
-    return sorted(device_ids)
+    return device_ids
 
 
 def server_ip_argument(text: str) -> Address:

@@ -256,6 +256,7 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
     ("used_early", r"MatMul .*; or, if an operator such as ops.* has used parameter 'weight' before the first step:"),
     ("one_leaves", r"out of step: rank 0 is at a run of graph 1 \(\S+faults\.py:\d+\); rank 1 is at its end$"),
+    ("one_never_comes", "rank 0 has waited 5 s at the first plan, for the other ranks to come there$"),
     ("one_sleeps", r"rank 0 has waited 5 s at a run of graph 1, for the other ranks to come there$"),
     ("other_batch", "says that all ranks bring the same batch, and rank 1 brings another one than rank 0: shuffle"),
     ("other_batch_as_ones", "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:"),
@@ -326,6 +327,8 @@ def test_what_is_computed_on_slices_alone_is_told(tmp_path):
 
 
 MEANS = ALONE_OR_CUT + """
+os.chdir("/")  # the script was named from where it lies
+
 class Product(nn.Cell):
     def construct(self, x, weight):
         return ops.matmul(x, weight)

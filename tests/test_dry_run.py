@@ -399,6 +399,7 @@ def test_without_a_compiler(dry_run, tmp_path, environment, words):
     (["--rank-size", "\uff12", "SCRIPT"], "no whole number"),
     (["--rank-size", "2", "--ranks", "0-99999999999", "SCRIPT"], "as 0,8-15"),
     (["--rank-size", "2", "--json", "/no/such/folder/x.json", "SCRIPT"], "its folder does not exist"),
+    (["--rank-size", "2", "--json", "SCRIPT", "SCRIPT"], "is there, and holds something else; name a new one"),
     (["--rank-size", "2", "--keep", str(SCRIPTS), "SCRIPT"], "must be new or empty"),
     (["SCRIPT"], "--rank-size"),
 ])

@@ -151,6 +151,10 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
         result = jobs.run("bash", MNIST / "run_msrun.sh", mnist, *arguments, cwd=tmp_path)
         assert result.code == 2
         assert bad in result.output
+    result = jobs.run("bash", MNIST / "run_msrun.sh", mnist, 2, "--nodes", 2, "--node-rank", 0, "--master-addr",
+                      "localhost", "--master-port", 28118, cwd=tmp_path)
+    assert result.code == 2
+    assert "--master-addr localhost is 127.0.0.1, which means another machine elsewhere; give its" in result.output
     slurm = {"SLURM_SUBMIT_DIR": str(MNIST), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": bad,
              "SLURM_JOB_ID": bad}
     assert jobs.run("bash", SLURM_JOB, mnist, 2, cwd=tmp_path, env=slurm).code == 2

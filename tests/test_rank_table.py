@@ -573,7 +573,8 @@ def test_make_takes_addresses_where_there_are_no_cards(bare):
     done = make(bare, None, "7,4-5", "--addresses", "192.1.27.7, 192.2.27.7,fd00::1", *B)
     assert done.returncode == 1, "IPv4 and IPv6 are not mixed"
     addresses = ["192.1.27.7", "192.2.27.7", "192.4.27.7"]
-    assert made(make(bare, None, "7,4-5", "--addresses", ",".join(addresses))) == list(zip("457", addresses))
+    assert made(make(bare, None, "7,4-5", "--addresses", ",".join(addresses))) == [
+        ("4", addresses[1]), ("5", addresses[2]), ("7", addresses[0])], "in the order of --devices"
     failed(make(bare, None, "4,5", "--addresses", "192.1.27.7"), "names 2 cards and --addresses 1")
     failed(make(bare, None, "4", "--addresses", "192.1.27.07"), "'192.1.27.07' is no address of a card", code=2)
 

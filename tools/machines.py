@@ -110,6 +110,7 @@ def prepare_mpirun(args, launch):
                                   "from another folder")
     check_script(args, launch)
     given = dict(zip(args.options, args.options[1:]))
+    given.update(word.split("=", 1) for word in args.options if "=" in word)
     data = given.get("--data-path") or os.getenv("DATA_PATH")
     address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
                                           args.interface)
@@ -175,6 +176,9 @@ def prepare_msrun(args, launch):
     check_script(args, launch)
     refuse_if(not check_hosts.address_of(address),
               f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
+    refuse_if(check_hosts.address_of(address).startswith("127."),
+              f"--master-addr {address} is {check_hosts.address_of(address)}, which means another machine elsewhere; "
+              "give its real address, here and in /etc/hosts")
     here = check_hosts.is_here(address)
     refuse_if(here and rank != "0",
               f"{address} is an address of this machine, so it is --node-rank 0, not {rank}")

@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import importlib.util
 import io
+import os
 import shutil
 import signal
 import struct
@@ -258,7 +259,7 @@ def main():
     if args.name == "cifar10":
         folder = folder.parent if folder.name == "cifar-10-batches-bin" else folder
         wanted = folder / "cifar-10-batches-bin"
-    folder = folder.resolve() if folder.is_symlink() else folder  # a link stays one
+    folder = Path(os.path.realpath(folder)) if folder.is_symlink() else folder  # a link stays one
     seed_is_given = args.seed is not None
     args.seed = args.seed if seed_is_given else 1
     try:

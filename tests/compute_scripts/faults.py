@@ -45,6 +45,8 @@ class Net(nn.Cell):
 
 
 net = Net(fault)
+if fault == "one_never_comes" and get_rank() == 1:
+    time.sleep(99)
 x = Tensor(np.full((8, 8), 1 + get_rank() * fault.startswith("other_") + get_rank() // 2), ms.float32)
 if fault == "other_batch_in_a_class":
     net = AutoParallel(net, parallel_mode="semi_auto")
