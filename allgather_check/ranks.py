@@ -44,8 +44,9 @@ def join():
     launched = by_mpirun or "MS_ROLE" in env or size != "1"
     _more.get("prepare", abs)(launched)
     on_cpu = ms.get_context("device_target") == "CPU"
-    if not on_cpu and (libmpi := Path(env.get("OPAL_PREFIX", "/"), "lib/libmpi.so.40")).is_file():
-        ctypes.CDLL(str(libmpi), ctypes.RTLD_GLOBAL)  # init() itself finds only the system's
+    if by_mpirun and not on_cpu and "OPAL_PREFIX" in env:
+        with contextlib.suppress(OSError):  # init() itself finds only the system's
+            ctypes.CDLL(f"{env['OPAL_PREFIX']}/lib/libmpi.so.40", ctypes.RTLD_GLOBAL)
     if on_cpu and "avx512f" in Path("/proc/cpuinfo").read_text():
         env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # AVX-512's plain convolutions are slow
     env.setdefault("MS_CPU_COMM_OP_TIMEOUT", "300")  # s; others may still compile
@@ -63,8 +64,7 @@ def join():
     env.update(MS_WORKER_NUM=size, MS_NODE_ID=rank, MS_ROLE="MS_WORKER")
     if rank == "0":
         _start_scheduler()
-        if one_host:
-            note.write_text(env["MS_SCHED_PORT"])
+        _ = one_host and note.write_text(env["MS_SCHED_PORT"])
     _end_mpi = _more["use_mpi"]() if by_mpirun and _more else abs
     _joined = True
     return True

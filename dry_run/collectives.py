@@ -46,7 +46,8 @@ class Collectives:
         if not MPI.Is_initialized():
             self.doing = "the first plan, for the other ranks to come there"
             self.rank = rank
-            self.await_all(Path(os.environ["PMIX_SERVER_TMPDIR"]), rank_size)
+            if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(rank_size):
+                self.await_all(Path(os.environ["PMIX_SERVER_TMPDIR"]), rank_size)
             MPI.Init_thread()
         self.mpi, self.world = MPI, MPI.COMM_WORLD
         self.rank, self.rank_size = rank, rank_size
@@ -59,7 +60,7 @@ class Collectives:
         self.doing = ""
 
     def await_all(self, folder, rank_size):
-        """Wait until all ranks of mpirun, on this machine, are here: MPI would wait for ever, and say nothing."""
+        """Wait until all ranks, of one machine, are here: MPI would wait for ever, and say nothing."""
         (folder / f"first_plan_{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
         deadline = time.monotonic() + TIMEOUT
         while not all((folder / f"first_plan_{rank}").exists() for rank in range(rank_size)):

@@ -110,10 +110,12 @@ def fault_of(name, path):
         return "its folder does not exist"
     if path.is_dir():
         return "it is a folder, a file is wanted"
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            if not file.read(9).startswith({"json": b'{\n "scrip', "draw": b"<svg"}[name]):
-                return "it is there, and holds something else; name a new one"
+    try:
+        head = path.read_bytes()[:99] if path.is_file() and not path.is_relative_to("/dev") else b""
+    except OSError as error:
+        return f"it is there, and cannot be read ({error.strerror}); name a new one"
+    if head and not re.match({"json": rb'\s*\{\s*"script"', "draw": rb"\s*<"}[name], head):
+        return "it is there, and holds something else; name a new one"
     return ""
 
 

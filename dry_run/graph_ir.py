@@ -195,12 +195,17 @@ def norms_of_slices(text):
     return count
 
 
-def norms_of_shared(text):
-    """Names of the parameters that a stage sends to another one which uses them, too, where a norm of all is taken."""
+def trained_by(planned):
+    """Names of the parameters whose gradients the graph `step_parallel_end`, a text, asks for; and those of all."""
+    names = dict(re.findall(r"^%(para\d+_[^:]*): <Ref.*?ref_key=([^,>]+)", planned, re.MULTILINE))
+    return {names.get(ref) for ref in re.findall(r"= RefToEmbed\((?:\$\(@[^:]+:|%)(para\d+_[^)]+)\)", planned)}, names
+
+
+def norms_of_shared(text, planned):
+    """Names of trained parameters that a stage sends to another one which uses them, too, where all's norm is taken."""
     if "_ClipByGlobalNorm(" not in text:
         return []
-    sent = set(re.findall(r"= Send\((?:\$\(@[^:]+:|%)para\d+_([^),]+)", text))
-    return sorted(sent & {name for _, _, name in PARAMETER.findall(text)})
+    return sorted(set(re.findall(r"= Send\((?:\$\(@[^:]+:|%)para\d+_([^),]+)", text)) & trained_by(planned)[0])
 
 
 def unreduced(planned, wanted):
@@ -217,9 +222,8 @@ def unreduced(planned, wanted):
         ({name of a parameter that is transposed: sources}, sources of such cells); sources, a set, are "file:line" of
         scripts.
     """
-    names = dict(re.findall(r"^%(para\d+_[^:]*): <Ref.*?ref_key=([^,>]+)", planned, re.MULTILINE))
+    trained, names = trained_by(planned)
     transposed, cells = {}, set()
-    trained = {names.get(ref) for ref in re.findall(r"= RefToEmbed\((?:\$\(@[^:]+:|%)(para\d+_[^)]+)\)", planned)}
     for subgraph in planned.split("\nsubgraph attr:")[1:] if trained else ():
         about, *nodes = NEXT_NODE.split(subgraph)
         loaded = {}

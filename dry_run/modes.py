@@ -109,7 +109,7 @@ def notes_of(text, planned, layouts):
     sliced = any(layout[5] or cutting_axes(layout) for layout in parameters)
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
-    if shared := graph_ir.norms_of_shared(text):
+    if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
     lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
     if lost:

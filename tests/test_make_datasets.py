@@ -157,7 +157,7 @@ def test_an_interrupted_set_does_not_look_whole(sent, tmp_path):
         job.finish()
     assert job.process.returncode == -sent, "of SIGINT, too, so that a shell's loop around it ends"
     assert not folder.exists()
-    jobs.succeeded(make(folder, "fruits", "--classes", 1, "--train-images", 1))  # and does not stand in the way
+    jobs.succeeded(make(folder, "fruits", "--classes", 2, "--train-images", 1))  # and does not stand in the way
 
 
 def test_two_at_once_do_not_touch_each_other(tmp_path):
@@ -183,7 +183,7 @@ def test_download_without_network_says_so(name, tmp_path):
 
 
 def test_a_last_line_that_nobody_can_read_is_no_error(tmp_path):
-    data_set = ("fruits", "--classes", 1, "--train-images", 1, "--test-images", 1, "set")
+    data_set = ("fruits", "--classes", 2, "--train-images", 1, "--test-images", 1, "set")
     for _ in "made", "there already":
         result = jobs.run("bash", "-c", '"$@" > /dev/full', "bash", jobs.PYTHON, TOOL, *data_set, cwd=tmp_path)
         assert not jobs.succeeded(result).output

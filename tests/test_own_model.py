@@ -152,6 +152,8 @@ model = Model(net, nn.MSELoss(), nn.Momentum([*net.trainable_params(), idle], 0.
     ("model.train(args.epochs, dataset, callbacks=[LossMonitor(10), save], dataset_sink_mode=False)", OWN_LOOP),
     ("nn.Momentum(net.trainable_params(), 0.1", "nn.Momentum(net.trainable_params(), 0.1 + rank / 1000"),
     ('ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)', "pass"),
+    ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))",
+     FINE_TUNED.partition("\n")[2]),
     ("ranks.leave()", "if rank == 0:  # as if it loaded the best\n    net[0].weight.set_data(-net[0].weight)\n"
                       "ranks.leave()")])
 def test_weights_that_differ_in_the_end_are_told(line, other, tmp_path):

@@ -109,8 +109,8 @@ def prepare_mpirun(args, launch):
     refuse_if(":" in os.getcwd(), f"Open MPI cuts the path of the logs, {os.getcwd()}/{args.logs}, at the ':'; start "
                                   "from another folder")
     check_script(args, launch)
-    given = dict(zip(args.options, args.options[1:]))
-    given.update(word.split("=", 1) for word in args.options if "=" in word)
+    given = dict(word.split("=", 1) if "=" in word else (word, after)
+                 for word, after in zip(args.options, [*args.options[1:], ""]))
     data = given.get("--data-path") or os.getenv("DATA_PATH")
     address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
                                           args.interface)

@@ -209,10 +209,11 @@ def put_in_place(partial, folder, force):
         folder.rmdir()
         partial.rename(folder)
         return
-    if clash := sorted(item.name for item in partial.iterdir() if (folder / item.name).exists() and not force):
-        raise DatasetError(f"{folder / clash[0]} has come meanwhile, perhaps of another run; it is left as it is")
+    for old in sorted(folder / item.name for item in partial.iterdir()):
+        if old.exists() and not (force or old.is_dir() and not any(old.iterdir())):
+            raise DatasetError(f"{old} has come meanwhile, perhaps of another run; it is left as it is")
     for item in partial.iterdir():
-        old = folder / item.name
+        old = Path(os.path.realpath(folder / item.name))
         if old.is_dir():
             shutil.rmtree(old)
         item.replace(old)
@@ -247,6 +248,8 @@ def parse_arguments():
         args.folder = args.folder.absolute()
     except FileNotFoundError:
         parser.error("this folder has been removed; change to another one")
+    if args.name == "fruits" and args.classes < 2:
+        parser.error("--classes must be at least 2, for there is nothing to learn of one")
     if (args.seed or 0) < 0:
         parser.error(f"--seed must be at least 0, not {args.seed}")
     return args
@@ -276,6 +279,7 @@ def main():
             partial = Path(draft, "set")
             partial.mkdir()
             args.make(partial, args)
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # now it is whole, or not there
             put_in_place(partial, folder, args.force)
     except DatasetError as error:
         print(f"make_datasets.py: {error}", file=sys.stderr)

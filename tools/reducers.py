@@ -17,7 +17,7 @@ from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
 OPTIMIZERS = weakref.WeakSet()  # those made so far
 SEEN = set()  # of "reducer", "collective": what the script has made
-SET = {}  # id of a Parameter: the checksum of what set_data() has put into it last, as where a checkpoint is loaded
+SET = {}  # id of a Parameter: the checksum of what set_data() has put into it since the first step, as a checkpoint's
 SAME = 1e-4  # of the weights' norm; rounding is far below
 BLOCK = 1 << 16  # numbers that are looked at together
 
@@ -80,11 +80,17 @@ def take_note():
     def set_and_note(self, *given, **named):
         result = set_data(self, *given, **named)
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of a type that NumPy lacks
-            if self.shape and not self.has_init:  # a number may be a learning rate
+            if self.shape and not self.has_init and any(map(has_stepped, OPTIMIZERS)):  # a number may be a rate
                 SET[id(self)] = checksum(self)
         return result
 
     Parameter.set_data = set_and_note
+
+
+def has_stepped(optimizer):
+    """Has it, as far as it can be told?"""
+    steps = getattr(optimizer, "global_step", None)
+    return steps is None or bool(steps.asnumpy().any())
 
 
 def checksum(parameter):
@@ -118,10 +124,9 @@ def compare():
     """Say it if ranks that should have the same weights have not; all ranks must call it."""
     try:
         with np.errstate(all="ignore"):
-            # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training; what was
-            # loaded before it has changed, but for what the loss does not use.
-            loaded = [SET[id(one)] == checksum(one) for one in trained() if id(one) in SET]
-            by_hand = ("collective" in SEEN and "reducer" not in SEEN) or (bool(loaded) and all(loaded))
+            # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training.
+            by_hand = ("collective" in SEEN and "reducer" not in SEEN) or any(
+                SET[id(one)] == checksum(one) for one in trained() if id(one) in SET)
             mine = [*weights(), by_hand]
     except Exception:  # noqa: BLE001  # all has ended well, and the others wait
         mine = [0, 0, 0, True]
