@@ -43,14 +43,13 @@ class Collectives:
     """This process's connections to the other ranks."""
 
     def __init__(self, rank, rank_size):
+        self.rank, self.rank_size = rank, rank_size
+        self.doing = "the first plan, for the other ranks to come there"
         if not MPI.Is_initialized():
-            self.doing = "the first plan, for the other ranks to come there"
-            self.rank = rank
             if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(rank_size):
-                self.await_all(Path(os.environ["PMIX_SERVER_TMPDIR"]), rank_size)
+                self.await_all(Path(os.environ["PMIX_SERVER_TMPDIR"]))
             MPI.Init_thread()
         self.mpi, self.world = MPI, MPI.COMM_WORLD
-        self.rank, self.rank_size = rank, rank_size
         if self.world.size != rank_size:
             raise PlanError(f"MPI knows {self.world.size} ranks and MindSpore {rank_size}; start the ranks with "
                             "mpirun, or with dry_run/compute.py -n N")
@@ -59,11 +58,11 @@ class Collectives:
         self.sends = []
         self.doing = ""
 
-    def await_all(self, folder, rank_size):
+    def await_all(self, folder):
         """Wait until all ranks, of one machine, are here: MPI would wait for ever, and say nothing."""
         (folder / f"first_plan_{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
         deadline = time.monotonic() + TIMEOUT
-        while not all((folder / f"first_plan_{rank}").exists() for rank in range(rank_size)):
+        while not all((folder / f"first_plan_{rank}").exists() for rank in range(self.rank_size)):
             time.sleep(0.005)
             self.look_at(deadline)
 

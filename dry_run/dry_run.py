@@ -110,13 +110,15 @@ def fault_of(name, path):
         return "its folder does not exist"
     if path.is_dir():
         return "it is a folder, a file is wanted"
+    if not path.is_file() or path.is_relative_to("/dev"):
+        return ""
     try:
-        head = path.read_bytes()[:99] if path.is_file() and not path.is_relative_to("/dev") else b""
+        with path.open("rb") as file:
+            head = file.read(99)
     except OSError as error:
         return f"it is there, and cannot be read ({error.strerror}); name a new one"
-    if head and not re.match({"json": rb'\s*\{\s*"script"', "draw": rb"\s*<"}[name], head):
-        return "it is there, and holds something else; name a new one"
-    return ""
+    own = not head or re.match({"json": rb'\s*\{\s*"script"', "draw": rb"\s*<"}[name], head)
+    return "" if own else "it is there, and holds something else; name a new one"
 
 
 def stand_in_data(kind, folder):

@@ -174,11 +174,9 @@ def prepare_msrun(args, launch):
     refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port) or int(args.master_port) > 65535,
               f"--nodes {nodes} needs --master-port, a free port up to 65535, not '{args.master_port}'")
     check_script(args, launch)
-    refuse_if(not check_hosts.address_of(address),
-              f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
-    refuse_if(check_hosts.address_of(address).startswith("127."),
-              f"--master-addr {address} is {check_hosts.address_of(address)}, which means another machine elsewhere; "
-              "give its real address, here and in /etc/hosts")
+    found = check_hosts.address_of(address)
+    refuse_if(not found, f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
+    refuse_if(found.startswith("127."), f"--master-addr {address} is {found}, {check_hosts.ELSEWHERE}")
     here = check_hosts.is_here(address)
     refuse_if(here and rank != "0",
               f"{address} is an address of this machine, so it is --node-rank 0, not {rank}")

@@ -202,11 +202,9 @@ def holds_fruits(folder, args):
 
 def put_in_place(partial, folder, force):
     """Turn the finished set into the folder; with --force replace what the set consists of and nothing else."""
-    if not folder.exists():
-        partial.rename(folder)
-        return
-    if not any(folder.iterdir()) and not folder.samefile(Path.cwd()):  # a shell that stands in it would lose it
+    if folder.exists() and not any(folder.iterdir()) and not folder.samefile("."):  # a shell there would lose it
         folder.rmdir()
+    if not folder.exists():
         partial.rename(folder)
         return
     for old in sorted(folder / item.name for item in partial.iterdir()):
