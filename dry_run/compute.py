@@ -127,8 +127,8 @@ def arguments():
         except ValueError as error:
             parser.error(str(error))
     timeout, keep = os.environ.get("COMPUTE_TIMEOUT", "300"), os.environ.get("COMPUTE_KEEP")
-    if not re.fullmatch(r"\d*\.?\d+", timeout):
-        parser.error(f"COMPUTE_TIMEOUT is '{timeout}'; write a number of seconds")
+    if not re.fullmatch(r"(?=.*[1-9])\d*\.?\d+", timeout):
+        parser.error(f"COMPUTE_TIMEOUT is '{timeout}'; write a number of seconds above 0")
     if keep and not (os.path.isdir(keep) and os.access(keep, os.W_OK)):
         parser.error(f"COMPUTE_KEEP is '{keep}', which is no folder where you may write; make it, or name another one")
     return parser, options
@@ -149,6 +149,8 @@ def use_all_cores():
 
 def start_ranks(options, variables):
     """Become mpirun, so that its exit code and the signals it gets are this program's."""
+    while (file := os.open(os.devnull, os.O_RDWR)) < 3:  # stdin, stdout or stderr is closed, of which mpirun crashes
+        os.set_inheritable(file, True)
     command = [mpirun(), "--oversubscribe", "--bind-to", "none", "-n", str(options.n)]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-run-as-root")

@@ -319,10 +319,10 @@ def main():
     options = arguments()
     try:
         return dry_run(options)
-    except BrokenPipeError:  # nobody reads the report any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
     except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python, at its end, writes what is left
+        if isinstance(error, BrokenPipeError):  # nobody reads the report any more
+            return 141
         say(f"dry_run: {error}; --keep, --json, --draw and TMPDIR must name places with room where you may write")
     except stand_ins.StandInError as error:
         say(str(error))

@@ -154,7 +154,7 @@ def test_text_where_a_number_belongs_is_no_program(mnist, tmp_path):
     result = jobs.run("bash", MNIST / "run_msrun.sh", mnist, 2, "--nodes", 2, "--node-rank", 0, "--master-addr",
                       "localhost", "--master-port", 28118, cwd=tmp_path)
     assert result.code == 2
-    assert "--master-addr localhost is 127.0.0.1, which means another machine elsewhere; give its" in result.output
+    assert "--master-addr localhost: 127.0.0.1 is an address by which each machine finds itself; give" in result.output
     slurm = {"SLURM_SUBMIT_DIR": str(MNIST), "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": bad,
              "SLURM_JOB_ID": bad}
     assert jobs.run("bash", SLURM_JOB, mnist, 2, cwd=tmp_path, env=slurm).code == 2
@@ -699,13 +699,22 @@ def test_a_dry_run_whose_disk_fills(tmp_path):
     assert not result.left_over
 
 
-def test_a_dry_run_that_nobody_reads_and_python_without_docstrings(tmp_path):
+@pytest.mark.parametrize(("out", "end"), [("| true", "141"), ("> /dev/full", "dry_run: .* No space left .*\n2")])
+def test_a_dry_run_that_nobody_reads_and_python_without_docstrings(out, end, tmp_path):
     (tmp_path / "script.py").write_text("")
-    command = '"$1" "$2" --rank-size 1 script.py | true; echo ${PIPESTATUS[0]}'
+    command = f'"$1" "$2" --rank-size 1 script.py {out}; echo ${{PIPESTATUS[0]}}'
     result = jobs.run("bash", "-c", command, "bash", jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", cwd=tmp_path,
                       env={"PYTHONOPTIMIZE": "2"})
-    assert re.search(r"FAILED after \S+ s \(1 of 1\)\n141\n$", result.output), result.output
+    assert re.search(rf"FAILED after \S+ s \(1 of 1\)\n{end}\n$", result.output), result.output
     assert "Traceback" not in result.output
+
+
+def test_a_computed_plan_whose_output_is_closed(tmp_path):
+    (tmp_path / "script.py").write_text("print('to nobody', flush=True)\n")
+    result = jobs.run("bash", "-c", '"$@" <&- >&-', "bash", jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "-n", 2,
+                      "script.py", cwd=tmp_path)
+    assert result.code == 1, result.output
+    assert "compute.py: the script never called mindspore.communication.init()" in result.output
 
 
 @pytest.mark.parametrize(("arguments", "env", "sentence"), [
@@ -743,7 +752,8 @@ def test_a_computed_plan_where_it_cannot_write(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value", "sentence"), [
-    ("COMPUTE_TIMEOUT", "soon", "COMPUTE_TIMEOUT is 'soon'; write a number of seconds"),
+    ("COMPUTE_TIMEOUT", "soon", "COMPUTE_TIMEOUT is 'soon'; write a number of seconds above 0"),
+    ("COMPUTE_TIMEOUT", "0.0", "COMPUTE_TIMEOUT is '0.0'; write a number of seconds above 0"),
     ("COMPUTE_KEEP", "/none", "COMPUTE_KEEP is '/none', which is no folder where you may write")])
 def test_variables_of_a_computed_plan(name, value, sentence, tmp_path):
     result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path, env={name: value})

@@ -62,10 +62,12 @@ def test_the_device_that_is_wanted_is_the_one_that_trains(tmp_path):
     assert "loss is" not in result.output
 
 
-@pytest.mark.parametrize("change", [(", gradients_mean=True)", ")"), ("shard_id=rank,", "shard_id=0,")])
-def test_lines_that_are_missing(change, alone, tmp_path):
+@pytest.mark.parametrize(("change", "warnings"), [((", gradients_mean=True)", ")"), 1),
+                                                  (("shard_id=rank,", "shard_id=0,"), 0)])
+def test_lines_that_are_missing(change, warnings, alone, tmp_path):
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", change)
-    jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
+    result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
+    assert result.output.count("warning: gradients are summed over 2 ranks, not averaged, which is right") == warnings
     with pytest.raises(AssertionError, match="other parameters than one process"):
         check_same_training(alone, tmp_path, logs_of_launcher(tmp_path))
 

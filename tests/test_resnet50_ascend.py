@@ -448,7 +448,7 @@ def test_wrong_arguments(tmp_path):
         jobs.REPO / "own_model" / "run.sh", 2, cwd=tmp_path, env={"DEVICE_TARGET": "Ascend"})
     assert "DEVICE_TARGET is 'NPU'" in refused(RUN, "data", 2, cwd=tmp_path, env={"DEVICE_TARGET": "NPU"})
     for name in ("STALL_MINUTES", "MS_CPU_COMM_OP_TIMEOUT"):
-        for text in ("soon", ""):
+        for text in ("soon", "", "0"):
             assert f"{name} is '{text}'" in refused(RUN, "data", 2, cwd=tmp_path, env={name: text})
 
 

@@ -536,7 +536,7 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     output = refused(first, "-H", "node2:2,10.77.0.2:2", mnist, cwd=tmp_path)
     assert output.count("its host name is node2, and another line's too") == 2
     with second.instead("/etc/hosts", write(tmp_path / "hosts", "127.0.1.1 node2\n10.77.0.1 node1\n")):
-        assert "node2: its address is 127.0.1.1" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
+        assert "node2: 127.0.1.1 is an address by" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
 
 
 def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):

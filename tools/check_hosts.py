@@ -37,7 +37,7 @@ SECONDS = 12  # for one machine's answer
 NAMES_SECONDS = 3  # for the addresses of all names, which a dead name server never gives
 MANY = 1000  # so many files of a data set are compared
 ADDRESSES = {}  # {host: its IPv4 address, or None}
-ELSEWHERE = "which means another machine elsewhere; give its real address, here and in /etc/hosts"  # of 127.*
+OWN = "is an address by which each machine finds itself; give its real one, here and in /etc/hosts"  # 127.*
 COLUMNS = ("host", "slots", "ssh", "Python", "MindSpore", "Open MPI", "scripts", "data", "clock",
            "network")
 SSH_FAILURES = {  # what ssh says: what to do
@@ -345,7 +345,7 @@ def check_all(hosts, ranks, scripts, data, interface):
         refuse(f"{first} has no address; correct the name, or add it to /etc/hosts")
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
-        faults.append(f"{first}: its address is {wanted['address']}, {ELSEWHERE}")
+        faults.append(f"{first}: {wanted['address']} {OWN}")
     if ranks > slots:
         faults.append(f"{ranks} ranks need {ranks} slots, the machines have {slots}")
     with ThreadPoolExecutor(len(hosts) + 1) as pool:

@@ -147,8 +147,8 @@ def check(args):
              f"{args.launcher} was not found on the PATH; {mpirun if args.launcher == 'mpirun' else msrun}"),
             (args.target not in ("Ascend", "GPU", "CPU"),
              f"DEVICE_TARGET is '{args.target}'; write Ascend, GPU or CPU"),
-            (not re.fullmatch(r"\d*\.?\d+", env.get("STALL_MINUTES", "30")),
-             f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes"),
+            (not re.fullmatch(r"(?=.*[1-9])\d*\.?\d+", env.get("STALL_MINUTES", "30")),
+             f"STALL_MINUTES is '{env.get('STALL_MINUTES')}'; write a number of minutes above 0"),
             *((not re.fullmatch(r"0*[1-9]\d{0,8}", env.get(name, "1")),
                f"{name} is '{env.get(name)}'; write a number of seconds, at least 1")
               for name in SECONDS),

@@ -54,6 +54,10 @@ def take_over():
         if averaged and degree and degree % size and get_rank() == 0:
             print(f"warning: gradients are summed over {size} ranks and divided by {degree}, the degree given to "
                   f"DistributedGradReducer; their mean wants {size}", flush=True)
+        by_default = mean is None or degree is not None  # a degree, as Model gives, is for a mean
+        if not averaged and by_default and size > 1 and get_rank() == 0:
+            print(f"warning: gradients are summed over {size} ranks, not averaged, which is right only for a loss that "
+                  "is a sum; for a mean give gradients_mean=True to set_auto_parallel_context", flush=True)
 
     nn.DistributedGradReducer.__init__ = make
 
