@@ -155,6 +155,9 @@ def check_cards(devices: list[int], first_rank: int) -> None:
         for pid, name in cards[device].users:
             raise Refusal(f"card {device}, of rank {rank}, is in use by process {pid} ({name}); end it or choose "
                           "other cards")
+        if cards[device].health != "OK":
+            warn(f"npu-smi gives card {device}, of rank {rank}, the health '{cards[device].health}'; where it fails, "
+                 "choose another one")
 
 
 def check_addresses(table: str, server_id: str) -> None:

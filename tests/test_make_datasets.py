@@ -171,9 +171,10 @@ def test_two_at_once_do_not_touch_each_other(tmp_path):
     assert "is there already" in make(tmp_path / "set", "mnist").output
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_download_without_network_says_so(name, tmp_path):
-    nowhere = {"https_proxy": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
+@pytest.mark.parametrize(("name", "proxy"), [
+    ("mnist", "http://127.0.0.1:9"), ("cifar10", "http://127.0.0.1:9"), ("mnist", "http://127.0.0.1:port")])
+def test_download_without_network_says_so(name, proxy, tmp_path):
+    nowhere = {"https_proxy": proxy, "http_proxy": proxy}
     result = make(tmp_path / "set", name, "--download", env=nowhere)
     assert result.code == 2
     assert "cannot download https://" in result.output

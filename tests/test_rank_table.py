@@ -842,6 +842,14 @@ def test_cards_are_there_free_and_as_the_table_has_them(listing, options, senten
     assert len(done.stderr.splitlines()) == bool(sentence)
 
 
+def test_an_unhealthy_card_is_told(fake):
+    free = ONE_CHIP.partition("| NPU     Chip")[0]
+    write(Path(fake["PATH"].split(":")[0], "npu-smi"), f"#!/bin/sh\ncat <<'END'\n{free}END\n").chmod(0o755)
+    done = program("cards.py", "--devices", 4, 5, env=fake)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0, "", "warning: npu-smi gives card 5, of rank 1, the health 'Alarm'; where it fails, choose another one\n")
+
+
 @pytest.mark.parametrize(("does", "said"), [
     ("exit 3", " (exit code 3) says nothing"), ("echo no driver; exit 1", " (exit code 1) no driver"),
     ("kill -9 $$", " was killed")])

@@ -93,6 +93,18 @@ def test_a_rank_that_sleeps(launcher, tmp_path):
     assert not result.left_over
 
 
+def test_ranks_that_do_not_come(tmp_path):
+    """As with mpirun, whose daemon on another machine could not call back; here Python's start waits."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nif b'--agent' in open('/proc/self/cmdline', 'rb').read():\n    time.sleep(6)\n")
+    with start(tmp_path, "print('here')", 1, minutes=0.03, env={"PYTHONPATH": str(tmp_path)}) as job:
+        result = job.finish()
+    assert result.code == 0, result.output
+    assert re.search(r"^ranks.py: warning: no rank has come in [2-9] s; the last line of log_output/mpirun.log: none$",
+                     result.output, re.MULTILINE), result.output
+    assert "[rank 0] here" in result.output
+
+
 def test_ranks_on_cpu_are_looked_at_before_they_give_up_waiting(tmp_path):
     """For that one look the job is not ended."""
     with start(tmp_path, SLEEPERS, 3, "--with", "table", "--on-stall", "end", minutes=30,

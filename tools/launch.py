@@ -50,7 +50,7 @@ OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+|SIMULATION_LE
 SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_RECEIVE_MSG_TIMEOUT",
            "MS_HEARTBEAT_RETRY_TIMEOUT", "MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")  # each rank reads them
 GIVES_UP_SOONER = 15  # s; MindSpore does, than MS_TOPO_TIMEOUT says (measured)
-EARLY = 60  # seconds of silence after which the ranks are looked at where one has ended, well, before the others
+EARLY = 60  # seconds of silence after which ranks are looked at where none has come, or one has ended before the others
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
 ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
 MSRUN = str(Path(__file__).with_name("msrun.py"))
@@ -302,7 +302,7 @@ class Job:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, note)
-        self.stall, self.warned = 60 * float(os.getenv("STALL_MINUTES", "30")), time.monotonic()
+        self.stall = 60 * float(os.getenv("STALL_MINUTES", "30"))
         # Before ranks on CPU give up waiting for another one, they are looked at once.
         give_up = float(os.getenv("MS_CPU_COMM_OP_TIMEOUT", "300")) if args.target == "CPU" else float("inf")
         self.patience, self.one_ended = min(self.stall, 0.8 * give_up), None
@@ -419,6 +419,7 @@ class Job:
     def watch(self):
         """Show the ranks' lines until all have ended; returns (exit code, the rank that failed first or None)."""
         files, over = self.files, None
+        self.began = self.warned = time.monotonic()
         files.register(self.wake, selectors.EVENT_READ)
         for link in self.servers.links.values() if self.servers else ():
             files.register(link, selectors.EVENT_READ, self.servers)
@@ -588,6 +589,12 @@ class Job:
     def stalled(self):
         """When no rank has written anything for STALL_MINUTES, ask where each stands and say so; does none get on?"""
         running, now = [rank for rank in self.ranks.values() if rank["code"] is None], time.monotonic()
+        if not self.ranks and now > self.warned + min(EARLY, self.stall):
+            self.warned = now
+            last = text_of(self.log).rstrip("\n").rpartition("\n")[2] or "none"
+            say(f"{self.args.name}: warning: no rank has come in {now - self.began:.0f} s; the last line of "
+                f"{from_start(self.args, self.log)}: {last}", sys.stderr)
+            return now > self.began + max(EARLY, self.stall)
         ended = sorted(rank["rank"] for rank in self.ranks.values() if rank["code"] == 0)
         leaving = sorted(rank["rank"] for rank in running if "leaving" in rank)
         if len(leaving) == len(running):

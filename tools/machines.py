@@ -219,11 +219,12 @@ def blame_connection(args, job, code):
                       Path(job.log).read_text(errors="replace"), re.MULTILINE)
     silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
     lost = found[found.lastindex] if found else None
+    names = [machine.rpartition("@")[2] for machine in args.machine_of]  # without a user's
     if silent and not lost:
-        lost = args.machine_of[silent[0]]
+        lost = names[silent[0]]
     if not lost:
         return None
-    there = [str(rank) for rank, machine in enumerate(args.machine_of) if machine == lost]
+    there = [str(rank) for rank, name in enumerate(names) if name == lost]
     return (f"the connection to {lost} was lost, with rank {' '.join(there)}; exit code {code}. Is "
             "it on, is its network up?")
 

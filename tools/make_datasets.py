@@ -16,6 +16,7 @@ import argparse
 import functools
 import gzip
 import hashlib
+import http.client
 import importlib.util
 import io
 import os
@@ -25,7 +26,6 @@ import struct
 import sys
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def download(url, md5):
             while block := reply.read(1 << 18):
                 data.write(block)
                 progress(data.tell(), total, url.rsplit("/", 1)[-1])
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # a proxy may answer anything
         raise DatasetError(f"cannot download {url}: {error}; are you offline? Without --download the small set that "
                       "needs no network is made") from error
     if hashlib.md5(data.getvalue()).hexdigest() != md5:
