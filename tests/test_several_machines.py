@@ -424,6 +424,13 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
     assert len(re.findall("^check_hosts.py: ", output, re.MULTILINE)) == 5
 
 
+def test_data_that_an_option_of_the_script_names(both, mnist, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    with both[1].instead(mnist, tmp_path / "nothing"):
+        output = refused(both[0], "-H", "node1:1,node2:1", "--", f"--data-path={mnist}", cwd=tmp_path)
+    assert f"node2: {mnist} has no file t10k-images-idx3-ubyte; copy the data there" in output
+
+
 def test_check_hosts_typed_by_hand(both, mnist, tmp_path):
     hostfile = write(tmp_path / "hostfile", "node2 slots=3\nnode1 slots=2 max_slots=4 # this one\n")
     command = (jobs.PYTHON, TOOLS / "check_hosts.py", "--hostfile", hostfile, "--scripts", LESSON, "--interface",
