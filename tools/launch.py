@@ -182,7 +182,7 @@ def check(args):
     for name in left_over:
         del env[name]
     if left_over:
-        say(f"{args.name}: not handed on to the ranks, left over from an earlier job: {' '.join(left_over)}")
+        say(f"{args.name}: not handed on to the ranks, of an earlier job or of no use here: {' '.join(left_over)}")
     if args.check:
         check_script(args)
     if isinstance(args.show, set) and (unknown := sorted(args.show - set(range(args.n)))):
