@@ -25,7 +25,7 @@ VARIABLES = (
     ("DEVICE_TARGET", "Ascend, GPU or CPU (what this machine has)"),
     ("STALL_MINUTES", "when no rank has written for so long, say where each stands (30)"),
     ("RANK_TABLE_FILE", "the rank table, for launchers that take one"),
-    ("MS_SCHED_HOST, ..._PORT", "where ranks of a table or of several machines meet (this machine, a free port)"),
+    ("MS_SCHED_HOST, ..._PORT", "where ranks of a table or several machines meet (here, a free port)"),
     ("CUDA_VISIBLE_DEVICES", "the NVIDIA cards to use (all)"),
     ("OMP_NUM_THREADS", "threads of a rank's operators on CPU (its share of the cores)"),
     ("GLOG_v", "how much MindSpore prints: 0 all, 1 much, 2 warnings, 3 errors (3)"),
