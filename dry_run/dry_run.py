@@ -320,7 +320,8 @@ def main():
     try:
         return dry_run(options)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python, at its end, writes what is left
+        with contextlib.suppress(OSError):  # Python, at its end, writes what is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error, BrokenPipeError):  # nobody reads the report any more
             return 141
         say(f"dry_run: {error}; --keep, --json, --draw and TMPDIR must name places with room where you may write")

@@ -114,6 +114,8 @@ weights = nn.Dense(2, 2, "ones", "ones").trainable_params()
 ms.reset_auto_parallel_context()
 nn.DistributedGradReducer(iter(weights), True, 4)  # of two accumulated batches each
 nn.DistributedGradReducer(weights, True, ms.get_auto_parallel_context("device_num"))
+ms.set_auto_parallel_context(parallel_mode="hybrid_parallel")
+nn.DistributedGradReducer(weights)  # sums there may be what is meant
 cell = nn.Dense(2, 2, "ones", "ones")
 cell.shard(in_strategy=((2, 1),))
 build(cell)

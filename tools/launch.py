@@ -177,7 +177,8 @@ def check(args):
         prepare(args, sys.modules[__name__])
     set_timeouts(args, env)
     started_by.refuse_launchers(all_here=len(args.local) == args.n)
-    meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or args.command else ()
+    meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or (
+        args.command and args.launcher == "mpirun") else ()
     left_over = sorted(name for name in env if OWN_VARIABLES.match(name) and name not in meant)
     for name in left_over:
         del env[name]
@@ -589,12 +590,13 @@ class Job:
     def stalled(self):
         """When no rank has written anything for STALL_MINUTES, ask where each stands and say so; does none get on?"""
         running, now = [rank for rank in self.ranks.values() if rank["code"] is None], time.monotonic()
-        if not self.ranks and now > self.warned + min(EARLY, self.stall):
+        first = self.warned == self.began
+        if not self.ranks and not self.links() and now > self.warned + (min if first else max)(EARLY, self.stall):
             self.warned = now
             last = text_of(self.log).rstrip("\n").rpartition("\n")[2] or "none"
             say(f"{self.args.name}: warning: no rank has come in {now - self.began:.0f} s; the last line of "
                 f"{from_start(self.args, self.log)}: {last}", sys.stderr)
-            return now > self.began + max(EARLY, self.stall)
+            return not first
         ended = sorted(rank["rank"] for rank in self.ranks.values() if rank["code"] == 0)
         leaving = sorted(rank["rank"] for rank in running if "leaving" in rank)
         if len(leaving) == len(running):
@@ -865,8 +867,9 @@ def run(args):
         say(f"{args.name}: restart {attempt} of {args.restarts}")
         # Who was given --resume refuses what cannot be resumed. Ranks that failed before they said a word have not set
         # aside what an earlier job saved, if they do that, and would go on with it. Servers would have to agree on it.
-        worked = servers or time.monotonic() > began + 60 or any(
-            rank["count"] or "word" in rank for job in args.jobs for rank in job.ranks.values())
+        ranks = [rank for job in args.jobs for rank in job.ranks.values()]
+        worked = servers or (ranks and time.monotonic() > began + 60) or any(
+            rank["count"] or "word" in rank for rank in ranks)
         if worked and not any(re.match("--resume(=|$)", option) for option in args.options):
             options = [*args.options, "--resume=if-saved"]
     if code:

@@ -16,7 +16,7 @@ from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
 OPTIMIZERS = weakref.WeakSet()  # those made so far
-SEEN = set()  # of "reducer", "collective": what the script has made
+SEEN = set()  # of "reducer", "collective", "sum" (of gradients): what the script has made
 SET = {}  # id of a Parameter: the checksum of what set_data() has put into it since the first step, as a checkpoint's
 SAME = 1e-4  # of the weights' norm; rounding is far below
 BLOCK = 1 << 16  # numbers that are looked at together
@@ -55,9 +55,12 @@ def take_over():
             print(f"warning: gradients are summed over {size} ranks and divided by {degree}, the degree given to "
                   f"DistributedGradReducer; their mean wants {size}", flush=True)
         by_default = mean is None or degree is not None  # a degree, as Model gives, is for a mean
-        if not averaged and by_default and size > 1 and get_rank() == 0:
-            print(f"warning: gradients are summed over {size} ranks, not averaged, which is right only for a loss that "
-                  "is a sum; for a mean give gradients_mean=True to set_auto_parallel_context", flush=True)
+        in_data_parallel = auto_parallel_context().get_parallel_mode() == "data_parallel"
+        if in_data_parallel and by_default and not averaged and size > 1 and get_rank() == 0 and "sum" not in SEEN:
+            SEEN.add("sum")
+            print(f"warning: gradients are summed over {size} ranks, not averaged, which is right only if the loss is "
+                  f"a sum, or divided by {size} already; else give gradients_mean=True to set_auto_parallel_context",
+                  flush=True)
 
     nn.DistributedGradReducer.__init__ = make
 
