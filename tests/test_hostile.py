@@ -677,7 +677,7 @@ def test_a_full_disk_under_the_ranks_folders(cifar10, tmp_path):
         pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
     result = jobs.run(*mount, "bash", jobs.REPO / "resnet50_ascend/run_cluster.sh", cifar10,
                       jobs.REPO / "rank_tables/rank_table_2pcs.json", 2, 0, cwd=tmp_path,
-                      env={"DEVICE_TARGET": "CPU"}, timeout=40)
+                      env={"DEVICE_TARGET": "CPU", "MS_SCHED_PORT": str(jobs.free_port())}, timeout=40)
     assert result.code == 1, result.output
     assert re.search(r"(?s)rank ([01]) failed.*the log of rank \1 cannot be written: No space left", result.output)
     assert not result.left_over
