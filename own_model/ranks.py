@@ -150,8 +150,7 @@ def main(argv):
         os.set_inheritable(file, True)
     for name in ("PYTHONINSPECT", "PYTHONSAFEPATH"):  # no rank could end, or import its neighbours
         os.environ.pop(name, None)
-    tools = HERE.parent / "tools" / "launch.py"
-    if tools.is_file():
+    if (tools := HERE.parent / "tools" / "launch.py").is_file():
         os.execv(sys.executable, [sys.executable, tools, "--lesson", HERE, *argv])
     given = argv[:argv.index("--")] if "--" in argv else argv
     if {"-h", "--help"} & set(argv):  # the head of the launcher explains it
@@ -171,7 +170,8 @@ def main(argv):
     print(f"starting {size} ranks plainly: the folder tools/, copied beside {HERE.name}/, would "
           "check more, name a rank that fails and explain why", flush=True)
     os.environ.pop("RANK_TABLE_FILE", None)  # mpirun and msrun need none, on Ascend, too
-    start = ["mpirun", "-n", size, "--oversubscribe", "--bind-to", "none", "--output-filename",
+    start = ["sh", "-c", 'mkdir -p log_output/1 || exit 2; exec "$0" "$@"',  # mpirun would hang
+             "mpirun", "-n", size, "--oversubscribe", "--bind-to", "none", "--output-filename",
              "log_output", "--merge-stderr-to-stdout",
              *["--allow-run-as-root"] * (os.geteuid() == 0), sys.executable, "-u"]
     if re.search("[ =]msrun ", " ".join([*given, ""])) or os.path.exists("/dev/davinci_manager"):

@@ -52,6 +52,16 @@ def test_what_needs_tools_says_so_and_bad_data_is_one_sentence(tmp_path):
     assert result.output.count("the data folder nowhere does not exist") == 1
 
 
+def test_logs_that_cannot_be_written(tmp_path):
+    """mpirun would stay for ever."""
+    shutil.copytree(jobs.REPO / "own_model", tmp_path / "own_model")
+    (tmp_path / "log_output").touch()
+    result = jobs.run("bash", tmp_path / "own_model" / "run.sh", 2, cwd=tmp_path, timeout=30)
+    assert result.code == 2, result.output
+    assert "mkdir: cannot create directory" in result.output
+    assert not result.left_over
+
+
 def test_without_dry_run_the_launcher_checks_all_the_same(tmp_path):
     for folder in ("resnet50_ascend", "rank_tables", "tools"):
         shutil.copytree(jobs.REPO / folder, tmp_path / folder)

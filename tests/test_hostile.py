@@ -711,7 +711,7 @@ def test_a_dry_run_that_nobody_reads_and_python_without_docstrings(out, end, tmp
 
 def test_a_computed_plan_whose_output_is_closed(tmp_path):
     (tmp_path / "script.py").write_text("print('to nobody', flush=True)\n")
-    result = jobs.run("bash", "-c", '"$@" <&- >&-', "bash", jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "-n", 2,
+    result = jobs.run("bash", "-c", '"$@" >&-', "bash", jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "-n", 2,
                       "script.py", cwd=tmp_path)
     assert result.code == 1, result.output
     assert "compute.py: the script never called mindspore.communication.init()" in result.output

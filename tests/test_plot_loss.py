@@ -20,6 +20,7 @@ def write(folder, name, text):
 @pytest.mark.parametrize("names", [
     [f"log_output/1/rank.{rank}/stdout" for rank in range(3)],
     [f"log_msrun/worker_{rank}.log" for rank in range(12)],
+    [f"log_msrun_{rank // 6}/worker_{rank}.log" for rank in range(12)],
     [f"device{rank}/train.log{rank}" for rank in range(12)],
     [f"device_{rank}/train{rank}.log" for rank in range(8, 12)],
     [f"device/log_output/1/rank.{rank}/stdout" for rank in range(2)],

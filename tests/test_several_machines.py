@@ -424,6 +424,16 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
     assert len(re.findall("^check_hosts.py: ", output, re.MULTILINE)) == 5
 
 
+def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):
+    """A daemon of mpirun that cannot write its ranks' logs ends them by TERM, without a word."""
+    (tmp_path / "far" / "log_output").mkdir(parents=True)
+    (tmp_path / "start").mkdir()
+    write(tmp_path / "far" / "log_output" / "1", "somebody's")
+    with both[1].instead(tmp_path / "start", tmp_path / "far"):
+        output = refused(both[0], "-H", "node1:1,node2:1", mnist, cwd=tmp_path / "start")
+    assert f"node2: {tmp_path}/start/log_output/1 is no folder, or cannot be written to\n" in output
+
+
 def test_data_that_an_option_of_the_script_names(both, mnist, tmp_path):
     (tmp_path / "nothing").mkdir()
     with both[1].instead(mnist, tmp_path / "nothing"):
@@ -588,6 +598,8 @@ def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):
      "--nodes 2 needs --master-port"),
     ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--master-port",
                       "99999"], "a free port up to 65535, not '99999'"),
+    ("run_msrun.sh", ["{mnist}", "4", "--nodes", "2", "--node-rank", "0", "--master-addr", "localhost", "--master-port",
+                      "28118", "--interface", "eth99"], "this machine has no network interface eth99 with an address"),
     ("run_msrun.sh", ["{mnist}", "2", "--node-rank", "0"], "--node-rank is for several machines; name them, too"),
     ("run_msrun.sh", ["{mnist}", "2", "--nodes", "1", "--node-rank", "0", "--master-port", "28118", "--", "--lr", "x"],
      "argument --lr: "),  # as slurm_job.sh has it where Slurm gives one machine

@@ -85,7 +85,12 @@ def set_aside(wanted):
     except FileNotFoundError:  # the machines share the folder, and another one was quicker
         pass
     except OSError as error:
-        found["failed"] = error.strerror
+        found["failed"] = f"the earlier {logs} cannot be moved aside: {error.strerror}"
+    place = f"{logs}/1"  # where mpirun's daemon will write; the ranks would be ended without its words
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not found["failed"] and not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
+        found["failed"] = f"{place} is no folder, or cannot be written to"
     return found
 
 

@@ -82,7 +82,7 @@ def set_aside(args, logs, aside):
             if not wrong and answer["moved"]:
                 yield host
             refuse_if(wrong and len(args.jobs) == 1,  # at a restart a failure of mpirun is one of several
-                      f"{host}: the earlier {logs} cannot be moved aside: {wrong}")
+                      f"{host}: {wrong}")
 
 
 def refuse_if(wrong, sentence):
@@ -173,6 +173,8 @@ def prepare_msrun(args, launch):
     refuse_if(not address, f"--nodes {nodes} needs --master-addr, the address of machine 0")
     refuse_if(not re.fullmatch(r"[1-9]\d{0,4}", args.master_port) or int(args.master_port) > 65535,
               f"--nodes {nodes} needs --master-port, a free port up to 65535, not '{args.master_port}'")
+    refuse_if(args.interface and not check_hosts.address_of_interface(args.interface),
+              f"this machine has no network interface {args.interface} with an address")
     check_script(args, launch)
     found = check_hosts.address_of(address)
     refuse_if(not found, f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
