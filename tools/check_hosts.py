@@ -89,7 +89,8 @@ def set_aside(wanted):
     place = f"{logs}/1"  # where mpirun's daemon will write; the ranks would be ended without its words
     while not os.path.lexists(place):
         place = os.path.dirname(place)
-    if not found["failed"] and not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
+    usable = os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)
+    if not usable and os.path.lexists(place) and not found["failed"]:  # else another machine has just moved it
         found["failed"] = f"{place} is no folder, or cannot be written to"
     return found
 
