@@ -177,8 +177,7 @@ def check(args):
         prepare(args, sys.modules[__name__])
     set_timeouts(args, env)
     started_by.refuse_launchers(all_here=len(args.local) == args.n)
-    meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or (
-        args.command and args.launcher == "mpirun") else ()
+    meant = ("MS_SCHED_HOST", "MS_SCHED_PORT") if args.launcher == "table" or args.machines else ()
     left_over = sorted(name for name in env if OWN_VARIABLES.match(name) and name not in meant)
     for name in left_over:
         del env[name]
@@ -587,16 +586,22 @@ class Job:
         if self.args.show == "all" or rank["rank"] in self.args.show:
             say(f"{time.strftime('%T ') if self.args.timestamps else ''}[rank {rank['rank']}] {line}")
 
+    def none_has_come(self, now):
+        """Say so after EARLY, and then each STALL_MINUTES; is it time to give up?"""
+        first = self.warned == self.began
+        if self.links() or now <= self.warned + (min if first else max)(EARLY, self.stall):
+            return False
+        self.warned = now
+        last = text_of(self.log).rstrip("\n").rpartition("\n")[2] or "none"
+        say(f"{self.args.name}: warning: no rank has come in {now - self.began:.0f} s; the last line of "
+            f"{from_start(self.args, self.log)}: {last}", sys.stderr)
+        return not first
+
     def stalled(self):
         """When no rank has written anything for STALL_MINUTES, ask where each stands and say so; does none get on?"""
         running, now = [rank for rank in self.ranks.values() if rank["code"] is None], time.monotonic()
-        first = self.warned == self.began
-        if not self.ranks and not self.links() and now > self.warned + (min if first else max)(EARLY, self.stall):
-            self.warned = now
-            last = text_of(self.log).rstrip("\n").rpartition("\n")[2] or "none"
-            say(f"{self.args.name}: warning: no rank has come in {now - self.began:.0f} s; the last line of "
-                f"{from_start(self.args, self.log)}: {last}", sys.stderr)
-            return not first
+        if not self.ranks:
+            return self.none_has_come(now)
         ended = sorted(rank["rank"] for rank in self.ranks.values() if rank["code"] == 0)
         leaving = sorted(rank["rank"] for rank in running if "leaving" in rank)
         if len(leaving) == len(running):

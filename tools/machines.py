@@ -81,8 +81,8 @@ def set_aside(args, logs, aside):
             wrong = answer if isinstance(answer, str) else answer["failed"]
             if not wrong and answer["moved"]:
                 yield host
-            refuse_if(wrong and len(args.jobs) == 1,  # at a restart a failure of mpirun is one of several
-                      f"{host}: {wrong}")
+            # At a restart a failure of mpirun is one of several.
+            refuse_if(wrong and len(args.jobs) == 1, f"{host}: {wrong}")
 
 
 def refuse_if(wrong, sentence):
@@ -132,8 +132,8 @@ def prepare_mpirun(args, launch):
 
 def own_address(other, interface):
     """The address of this machine by which another one reaches it."""
-    if interface and check_hosts.address_of_interface(interface):
-        return check_hosts.address_of_interface(interface)
+    if found := check_hosts.address_of_interface(interface):
+        return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))  # sends nothing: it only asks for the route
         return probe.getsockname()[0]

@@ -31,8 +31,8 @@ INSTALLED = {font.name for font in font_manager.fontManager.ttflist}
 matplotlib.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in INSTALLED)]
 
 RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "log_msrun_[0-9]*/worker_*.log",
-             "device[0-9]*/train.log[0-9]*",
-             "device_[0-9]*/train[0-9]*.log", "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log",
+             "device[0-9]*/train.log[0-9]*", "device_[0-9]*/train[0-9]*.log",
+             "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log",
              "1/rank.*/stdout", "worker_*.log", "train.log[0-9]*", "train[0-9]*.log")  # a folder of logs itself
 JOINT_LOGS = ("train.log", "device/train.log")
 # "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
