@@ -112,9 +112,10 @@ def ask_address(tool: str, device_id: int) -> tuple[Address | None, str]:
             return None, f"hccn_tool {text}"
         for value in re.findall(r"^[\w ]*addr\w*\s*:\s*([^\s/]+)", text, re.MULTILINE | re.IGNORECASE):
             address = parse_address(value)
-            if is_host_address(address):
+            if is_host_address(address) and code == 0:
                 return address, ""
-        said = said or " ".join(text.split()) or f"exit code {code}, no output"
+        failed = f" (exit code {code})" * (code > 0)
+        said = said or (" ".join(text.split()) + failed if text.split() else f"exit code {code}, no output")
     return None, f"hccn_tool says: {said}"
 
 

@@ -877,8 +877,10 @@ def test_an_hccn_tool_that_fails_is_named(does, said, fake, tmp_path):
 
 
 @pytest.mark.parametrize(("does", "said"), [
-    ("echo permission denied; exit 13", "hccn_tool says: permission denied; the device_ip in the rank table were not "
-     "checked of card 0 1 2 3 4 5 6 7"),
+    ("echo permission denied; exit 13", "hccn_tool says: permission denied (exit code 13); the device_ip in the rank "
+     "table were not checked of card 0 1 2 3 4 5 6 7"),
+    ("echo ipaddr:10.0.0.9; exit 3", "hccn_tool says: ipaddr:10.0.0.9 (exit code 3); the device_ip in the rank table "
+     "were not checked of card 0 1 2 3 4 5 6 7"),
     ('test $2 = 3 && echo ipaddr:192.4.27.6 || exit 1', "hccn_tool says: exit code 1, no output; the device_ip in the "
      "rank table were not checked of card 0 1 2 4 5 6 7"),
     ("echo ipaddr:192.$(($2 % 4 + 1)).27.$(($2 / 4 + 6))", ""),

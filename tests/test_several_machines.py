@@ -554,6 +554,8 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     assert output.count("its host name is node2, and another line's too") == 2
     with second.instead("/etc/hosts", write(tmp_path / "hosts", "127.0.1.1 node2\n10.77.0.1 node1\n")):
         assert "node2: 127.0.1.1 is an address by" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
+    assert "MS_SCHED_HOST: 127.0.0.1 is an address by" in refused(
+        first, "-H", "node1:2,node2:2", mnist, cwd=tmp_path, env={"MS_SCHED_HOST": "127.0.0.1"})
 
 
 def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):

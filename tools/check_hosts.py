@@ -351,7 +351,7 @@ def check_all(hosts, ranks, scripts, data, interface):
         refuse(f"{first} has no address; correct the name, or add it to /etc/hosts")
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
-        faults.append(f"{first}: {wanted['address']} {OWN}")
+        faults.append(f"{'MS_SCHED_HOST' if os.getenv('MS_SCHED_HOST') else first}: {wanted['address']} {OWN}")
     if ranks > slots:
         faults.append(f"{ranks} ranks need {ranks} slots, the machines have {slots}")
     with ThreadPoolExecutor(len(hosts) + 1) as pool:
