@@ -215,7 +215,8 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
         (tmp_path / "tools.planted").rename(tmp_path / "tools")
         lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
     by = {"ALL_REDUCE": "MPI" if fault == "killed" else ""}
-    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", "node1:2,node2:2", mnist, *ENDLESS, cwd=tmp_path,
+    far = "root@node2:2" if fault == "link down" else "node2:2"  # ssh and Open MPI name it without its user
+    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", f"node1:2,{far}", mnist, *ENDLESS, cwd=tmp_path,
                    env=by) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
         if fault == "launcher ended":
