@@ -421,6 +421,19 @@ def test_clocks_are_compared_when_a_machine_answers(tmp_path, monkeypatch):
     assert abs(int(rows[0]["clock"].partition(" s")[0])) < 100
 
 
+def test_packages_that_pip_puts_elsewhere(tmp_path):
+    """As PIP_TARGET does; here there are none to put. Else .venv would be taken for complete from then on."""
+    (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).write_text("# none\n")
+    for _ in range(2):
+        result = jobs.run("env", "-u", "VIRTUAL_ENV", "-u", "VENV", "bash", "-c", ". tools/environment.sh; echo ready",
+                          cwd=tmp_path, env={"PYTHON": jobs.PYTHON, "PIP_USER": "1"})
+        assert result.code == 1
+        assert f"pip has not put the packages into {tmp_path}/.venv; look for target" in result.output
+        assert "ready" not in result.output
+
+
 def test_mpirun_knows_one_address_of_the_loopback_only():
     assert [check_hosts.is_here(host) for host in ("localhost", "127.0.0.1", "127.0.0.2")] == [True, True, False]
 

@@ -63,9 +63,14 @@ _make_venv() {
     else
         cp requirements.txt "$venv/requirements.txt"
     fi
-    "$venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check \
+    PIP_USER=0 "$venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check \
         -r "$venv/requirements.txt" -r requirements-dev.txt | _show_progress || {
         echo "pip could not install the packages; the lines above say why. Run the command again when that is mended" >&2
+        return 1
+    }
+    _has_packages "$venv/bin" || {
+        echo "pip has not put the packages into $venv; look for target, prefix, root or dry-run in: $venv/bin/pip config" \
+            "list; unset PIP_TARGET PIP_PREFIX PIP_ROOT PIP_DRY_RUN" >&2
         return 1
     }
     # On all cores, where pip would take one. Some packages carry files that are no Python 3.
