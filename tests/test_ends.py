@@ -377,6 +377,12 @@ def test_ctrl_c_of_one_rank_ends_the_job(launcher, tmp_path):
     assert not result.left_over
 
 
+def scheduler_of(rank):
+    """The process of MindSpore's scheduler, a copy of rank 0's."""
+    return next(int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+                if Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{rank}/cmdline").read_bytes())
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "table"])
 def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
     """MindSpore would end one of the ranks, 20 s later; a script may have children of its own."""
@@ -386,15 +392,34 @@ def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
     with start(tmp_path, script, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
         job.wait_for(r"(?s)ready.*ready")
         rank = job.rank_process(0)
-        scheduler = next(pid for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
-                         if Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{rank}/cmdline").read_bytes())
-        os.kill(int(scheduler), signal.SIGKILL)
+        scheduler = scheduler_of(rank)
+        os.kill(scheduler, signal.SIGKILL)
         killed = time.monotonic()
         result = job.finish(60)
     assert time.monotonic() - killed < jobs.soon()
     assert result.code == 137
     assert "rank 0 failed, exit code 137" in result.output
     assert f"MindSpore's scheduler, process {scheduler} of rank 0, was ended by signal 9" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_scheduler_that_is_ended_before_the_ranks_have_met_is_named(number, tmp_path):
+    """init() would wait for minutes, and lets no thread of Python look."""
+    script = ("import os, ranks, time\nimport mindspore as ms\nranks.join()\nprint('meets', flush=True)\n"
+              "time.sleep(600 * int(os.environ['MS_NODE_ID']))\nms.communication.init()\n")
+    with start(tmp_path, script, 2, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        job.wait_for(r"(?s)meets.*meets")
+        time.sleep(0.5)  # rank 0 is in init()
+        scheduler = scheduler_of(job.rank_process(0))
+        os.kill(scheduler, number)
+        killed = time.monotonic()
+        result = job.finish(60)
+    assert time.monotonic() - killed < jobs.soon()
+    assert result.code == 128 + number
+    assert f"rank 0 failed, exit code {128 + number}. The end of log_output/1/rank.0/stdout:\nmeets\n" in result.output
+    assert result.output.count(f"MindSpore's scheduler, process {scheduler} of rank 0, was ended by signal {number} "
+                               "before all ranks had met") == 2
+    assert not result.left_over
 
 
 def test_ctrl_c_ends_a_loop_around_the_job(tmp_path):

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import sysconfig
 import time
 from argparse import ArgumentTypeError
 from pathlib import Path
@@ -432,6 +433,29 @@ def test_packages_that_pip_puts_elsewhere(tmp_path):
         assert result.code == 1
         assert f"pip has not put the packages into {tmp_path}/.venv; look for target" in result.output
         assert "ready" not in result.output
+
+
+def test_an_environment_that_was_moved_is_made_again(tmp_path):
+    """As with the folder that it is in: its programs, such as msrun, name their Python by its path."""
+    tree, moved = tmp_path / "tree", tmp_path / "moved"
+    tree.mkdir()
+    (tree / "tools").symlink_to(jobs.REPO / "tools")
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tree / name).write_text("# none\n")
+
+    def set_up(folder, *where):
+        """In place of packages of its own it is shown those of the tests."""
+        command = ("bash", "-c", ". tools/environment.sh; pip --version")
+        result = jobs.run("env", "-u", "VIRTUAL_ENV", "-u", "VENV", *where, *command, cwd=folder,
+                          env={"PYTHON": jobs.PYTHON, "PYTHONPATH": sysconfig.get_path("purelib")})
+        assert result.code == 0, result.output
+        return "Setting up" in result.output
+
+    assert [set_up(tree), set_up(tree)] == [True, False]
+    tree.rename(moved)
+    assert [set_up(moved), set_up(moved)] == [True, False]
+    assert set_up(moved, f"VENV={tmp_path / 'elsewhere'}")
+    assert (tmp_path / "elsewhere/bin/python").exists()
 
 
 def test_mpirun_knows_one_address_of_the_loopback_only():

@@ -45,6 +45,7 @@ class Agent:
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
         self.script_ended = False  # and only MindSpore's clean-up is left
+        self.scheduler_of = 0  # rank 0: its process, until all ranks have met
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
@@ -71,8 +72,12 @@ class Agent:
         ended = False
         while not ended:
             ended = self.script.poll() is not None  # before the last look at what it wrote
+            missed = self.scheduler_of and not ended and self.end_of_scheduler()
             for key, _ in self.files.select(0 if ended else 0.2):
                 key.data(key.fileobj)
+            if missed and self.scheduler_of:
+                self.fail(f"MindSpore's scheduler, process {self.scheduler_of} of rank 0, was ended by signal {missed} "
+                          "before all ranks had met", 128 + missed)
         if self.rest:
             self.tell(lines=[self.rest.decode(errors="replace")])
         code = self.script.returncode
@@ -118,8 +123,22 @@ class Agent:
                 self.out = open_log(self.log.name, self.rank)
             os.write(self.out, data)
         except OSError as error:
-            self.tell(lines=[f"OSError: the log of rank {self.rank} cannot be written: {error.strerror}"], code=1)
-            self.end()
+            self.fail(f"OSError: the log of rank {self.rank} cannot be written: {error.strerror}", 1)
+
+    def fail(self, said, code):
+        """The rank has failed, and its script does not know it."""
+        self.tell(lines=[said], code=code)
+        self.end()
+
+    def end_of_scheduler(self):
+        """The number of the signal that has ended it, and not rank 0, too; else 0."""
+        stat = linux.stat_of(self.scheduler_of)
+        number = int(stat[49]) & 127 if stat and stat[0] == "Z" else 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if number:
+                self.script.wait(1)
+                return 0
+        return number
 
     def obey(self, link):
         """The launcher asks for something, or is gone."""
@@ -150,6 +169,8 @@ class Agent:
             self.script_ended = True
         elif word == b"leaving":
             self.tell(leaving=True)
+        elif word.startswith(b"scheduler "):
+            self.scheduler_of = int(word[10:])
         elif word:
             self.tell(word=word.decode())
         else:

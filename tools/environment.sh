@@ -83,9 +83,11 @@ _use_environment() {
         export PATH="$VIRTUAL_ENV/bin:$PATH"
         return
     fi
-    local venv="$PWD/${VENV:-.venv}" wanted
+    local venv wanted
+    venv="$(realpath -ms -- "${VENV:-.venv}")"
     [[ -z "${VENV:-}" ]] || MINDSPORE="${MINDSPORE:-$(sed -n '$s/^[0-9.]*$/&/p' "$venv/complete" 2>/dev/null || true)}"
-    wanted="$(cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
+    # With its place, for the programs of one that was moved look for their Python at the old one.
+    wanted="$(realpath -m -- "$venv"; cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
     if [[ ! -x "$venv/bin/python" || "$(cat "$venv/complete" 2>/dev/null)" != "$wanted" ]]; then
         _make_venv "$venv"
         echo "$wanted" >"$venv/complete"

@@ -97,6 +97,7 @@ def prepare(launched):
             tell_a_good_end()
         if ranks and "RANKS_WORDS" in os.environ:
             tell_of_leaving(ranks)
+            tell_of_scheduler(ranks)
 
 
 def tell_what_leave_cuts_off():
@@ -211,6 +212,7 @@ def after_init():
         libc.sigaction(signal.SIGINT, ctrl_c, None)
         share()
         if os.getenv("MS_NODE_ID") == "0" and os.getenv("MS_ROLE") == "MS_WORKER":
+            tell_agent(b"scheduler 0")
             watch_scheduler()
 
     management._set_envs = finish
@@ -226,13 +228,31 @@ def watch_scheduler():
                       "without it no rank can go on", flush=True)
                 os._exit(128 + ended.si_status)  # not by end(), which waits for what the main thread writes
 
+    for child in schedulers():
+        threading.Thread(target=wait, args=(child,), daemon=True).start()
+
+
+def schedulers():
+    """The process of MindSpore's scheduler that this one has forked, in a list; none under msrun."""
     def command_of(process):
         return Path(f"/proc/{process}/cmdline").read_bytes()
 
-    with contextlib.suppress(OSError):  # Linux may be built without this list; msrun's scheduler is not in it
+    with contextlib.suppress(OSError):  # Linux may be built without this list
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        for child in [child for child in children if command_of(child) == command_of("self")][:1]:
-            threading.Thread(target=wait, args=(int(child),), daemon=True).start()
+        return [int(child) for child in children if command_of(child) in (command_of("self"), b"")][:1]  # "": it ended
+    return []
+
+
+def tell_of_scheduler(ranks):
+    """Have the agent look at the scheduler until init() is over, which lets no thread of Python do so: all ranks would
+    wait for minutes.
+    """
+    def start(start=ranks._start_scheduler):
+        start()
+        for child in schedulers():
+            tell_agent(b"scheduler %d" % child)
+
+    ranks._start_scheduler = start
 
 
 def take_own_cores():
@@ -322,6 +342,12 @@ def end_at_errors():
     sys.exit = leave
 
 
+def tell_agent(word):
+    """Tell it to the agent, if this rank has one."""
+    with contextlib.suppress(KeyError, OSError):
+        os.write(int(os.environ["RANKS_WORDS"]), word)
+
+
 def tell_a_good_end():
     """Have ranks.leave() tell the agent that the script has ended well and written all: under msrun Python then ends
     the rank, with MindSpore's clean-up, which crashes one time in forty.
@@ -331,8 +357,7 @@ def tell_a_good_end():
         leave(code)
         if well and os.getpid() == SELF:
             finish_writing(last=False)
-            with contextlib.suppress(OSError):
-                os.write(int(os.environ["RANKS_WORDS"]), b"ended")
+            tell_agent(b"ended")
 
     sys.modules["ranks"].leave = leave
 
@@ -340,8 +365,7 @@ def tell_a_good_end():
 def tell_of_leaving(ranks):
     """Have a rank that waits in ranks.leave() for the others tell it to the agent: they may never come."""
     def meet(meet=ranks._meet):
-        with contextlib.suppress(OSError):
-            os.write(int(os.environ["RANKS_WORDS"]), b"leaving")
+        tell_agent(b"leaving")
         meet()
 
     ranks._meet = meet
