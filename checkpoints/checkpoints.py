@@ -167,7 +167,7 @@ class Checkpoints(Callback):
                         "whole epoch; start with as many ranks as before, or another --ckpt-dir")
         files, (epoch, step) = self.files(), saved
         for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones
-            file.replace(f"{file}.{file.lstat().st_mtime:.0f}.unused")
+            file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")
         if saved == (0, 0):
             return 0
         steps, batch = (int(parameters.pop(name, 0)) for name in ("unfinished", "batch"))

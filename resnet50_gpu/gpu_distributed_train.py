@@ -108,7 +108,7 @@ model = Model(net, loss_fn=loss, optimizer=optimizer)
 prefix = f"fruit_360_renet50_{rank}"  # distributed: no two ranks write one file
 saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size)  # distributed: of how many
 for file in () if args.resume or saved.dry_run else saved.files().values():
-    file.replace(f"{file}.{file.lstat().st_mtime:.0f}.unused")  # of an earlier run, set aside
+    file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")  # of an earlier run, set aside
 first_epoch = saved.resume(model.train_network, args.resume, dataset=train_dataset)
 ds.config.set_seed(rank)  # distributed: other crops and flips on each rank
 if first_epoch < args.epochs:

@@ -83,7 +83,7 @@ model = Model(net, loss_fn=loss, optimizer=optimizer)
 prefix = "fruit_360_renet50"
 saved = checkpoints.Checkpoints(args.ckpt_dir, prefix, rank_size=1)
 for file in () if args.resume or saved.dry_run else saved.files().values():
-    file.replace(f"{file}.{file.lstat().st_mtime:.0f}.unused")  # of an earlier run, set aside
+    file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")  # of an earlier run, set aside
 first_epoch = saved.resume(model.train_network, args.resume, dataset=train_dataset)
 if first_epoch < args.epochs:
     model.train(args.epochs, train_dataset, callbacks=[saved, LossMonitor()],

@@ -532,6 +532,21 @@ def test_a_hostfile_to_which_nobody_writes(mnist, tmp_path):
     assert (piped.code, "line 1 of /dev/fd/" in piped.output) == (2, True), piped.output
 
 
+def test_data_in_the_folder_of_the_logs_are_not_moved_aside(mnist, cifar10, tmp_path):
+    shutil.copytree(mnist, tmp_path / "log_output" / "digits")
+    (tmp_path / "device0").symlink_to(cifar10)
+    (tmp_path / "device").symlink_to(cifar10.parent)
+    there = sorted(tmp_path.rglob("*"))
+    for launcher, data, *options in (("mnist_ddp/run.sh", "log_output/digits"), ("run_gpu.sh", "device"),
+                                     ("resnet50_ascend/run.sh", "device0", "--no-sink"),
+                                     ("mnist_ddp/run.sh", mnist, "--", "--data-path=log_output/digits")):
+        result = jobs.run("bash", jobs.REPO / launcher, data, 2, *options, cwd=tmp_path, env={"DEVICE_TARGET": "CPU"})
+        folder = next(word for word in ("log_output", "device0", "device") if word in f"{data} {options}")
+        assert result.code == 2, result.output
+        assert f" is in {folder}, the folder of the logs, which each start moves aside; move it" in result.output
+        assert sorted(tmp_path.rglob("*")) == there
+
+
 def test_two_jobs_do_not_save_in_one_folder(tmp_path):
     """Named, twice, or the script's own."""
     (tmp_path / "rank.py").write_text("import sys, time\nif '--check' in sys.argv:\n    print('saves in ck')\n"

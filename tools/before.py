@@ -67,6 +67,7 @@ def look(args, say):
     if args.target == "CPU":
         limits.look_at_memory(ranks, args.memory)
     look_at_shm(args, ranks, warn)
+    look_at_logs(args)
     look_at_disks(args, warn)
     look_at_script(args, warn)
 
@@ -117,6 +118,24 @@ def folder_above(path):
     return next(place for place in (path, *path.parents) if place.is_dir())
 
 
+def folder_of_logs(args, path):
+    """In which of the folders of logs a path is, or None."""
+    logs = [args.inside] if args.inside else [
+        f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
+    whole = Path(os.path.abspath(path))
+    return next((name for name in logs if Path(os.path.abspath(name)) in (whole, *whole.parents)), None)
+
+
+def look_at_logs(args):
+    """Is anything there that the ranks need?"""
+    words = [word.partition("=")[2] if word.startswith("--") else word for word in args.options]
+    names = [word for word in words if os.sep in word]  # else it may be meant otherwise
+    for path in (args.script, os.getenv("DATA_PATH"), os.getenv("RANK_TABLE_FILE"), *names):
+        if path and os.path.exists(path) and (moved := folder_of_logs(args, path)):
+            raise ValueError(f"{path} is in {moved}, the folder of the logs, which each start moves aside; move it "
+                             "elsewhere, or start in another folder")
+
+
 def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
     given = args.saves or [word.partition("=")[2] or following for word, following in
@@ -131,10 +150,8 @@ def look_at_disks(args, warn):
                 raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
             if not os.access(place, os.W_OK):
                 raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
-            logs = [args.inside] if args.inside else [
-                f"{args.folder}{rank}" for rank in args.local] if args.folder else [args.logs]
-            if moved := [name for name in logs if {Path(os.path.abspath(name))} & {whole, *whole.parents}]:
-                raise ValueError(f"--ckpt-dir {path} is in {moved[0]}, the folder of the logs, which each start moves "
+            if moved := folder_of_logs(args, path):
+                raise ValueError(f"--ckpt-dir {path} is in {moved}, the folder of the logs, which each start moves "
                                  "aside; name another one")
             try:
                 os.makedirs(whole, exist_ok=True)
