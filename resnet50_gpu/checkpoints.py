@@ -53,8 +53,8 @@ def check_options(parser, args):
 
 
 def load(file):
-    """Read a file: {name: Parameter}, {} if damaged; ValueError if it exceeds memory, OSError."""
-    file.is_dir() or file.open("rb").close()  # OSError: it may not be read, in few words
+    """Read a file: {name: Parameter}, {} if damaged; ValueError if it exceeds memory."""
+    os.access(file, os.R_OK) or Checkpoints.refuse(f"{file} may not be read; chmod or chown it")
     for left in reversed(range(4)):
         try:
             return ms.load_checkpoint(str(file), crc_check=True)
@@ -165,7 +165,7 @@ class Checkpoints(Callback):
             limit, agreed = tuple(min(of_all)), min(of_all) == max(of_all)
         if saved == (0, 0) and how == "always":
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
-                        "whole epoch; start with as many ranks as before, or another --ckpt-dir")
+                        "whole epoch; start all ranks where they were, or name another --ckpt-dir")
         files, (epoch, step) = self.files(), saved
         for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones
             file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")

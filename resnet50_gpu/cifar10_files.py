@@ -75,8 +75,8 @@ def check_cifar10_folder(folder):
     good = [path for path in files if re.fullmatch(r"(data_batch_\d+|test_batch)\.bin", path.name)]
     for path in files:
         if not path.is_file() or (path not in good and re.search("(data|test)_batch", path.name)):
-            raise ValueError(f"MindSpore would read {path}, too, which is no file of CIFAR-10; "
-                             "move it elsewhere")
+            raise ValueError(f"MindSpore would read {path}, too, which is no file of CIFAR-10 or "
+                             "a link that leads nowhere; correct it or move it elsewhere")
         if path in good:
             _check_file(path)
     tests = sum(path.name == "test_batch.bin" for path in good)

@@ -53,9 +53,9 @@ def _check(text):
     train, test = (sorted((folder / part).glob("*/*")) for part in PARTS)
     named = {folder / part / name for part in PARTS for name in classes}
     for empty in sorted(named - {file.parent for file in (*train, *test)}):
-        raise ValueError(f"the class {empty} holds no readable picture; add some or remove it")
+        raise ValueError(f"the class {empty} has no picture you may read; add, chmod or remove it")
     if bad := no_pictures(folder):
-        raise ValueError(f"{bad[0]} is no picture that can be read (one of {len(bad)}); "
+        raise ValueError(f"{bad[0]} is no picture that can be read (one of {len(bad)}); chmod or "
                          f"remove it; all are listed by python fruits_files.py {folder}")
     return Fruits(folder, classes, len(train), len(test))
 
