@@ -435,6 +435,23 @@ def test_packages_that_pip_puts_elsewhere(tmp_path):
         assert "ready" not in result.output
 
 
+@pytest.mark.parametrize("name", [".venv", "link", "file", "."])
+def test_the_set_up_empties_no_folder_of_others(name, tmp_path):
+    """Neither one that VENV names, nor the one that a link leads to, nor an environment made by hand."""
+    (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
+    for file in ("requirements.txt", "requirements-dev.txt", "file"):
+        (tmp_path / file).write_text("# none\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    (tmp_path / "link").symlink_to(".venv")
+    there = sorted(tmp_path.rglob("*"))
+    result = jobs.run("env", "-u", "VIRTUAL_ENV", f"VENV={name}", "bash", "-c", ". tools/environment.sh; echo ready",
+                      cwd=tmp_path, env={"PYTHON": jobs.PYTHON})
+    assert (result.code, sorted(tmp_path.rglob("*"))) == (1, there), result.output
+    assert re.fullmatch(r"/\S+ was not made by this set-up, which would empty it: remove it, or name another one "
+                        r"\(VENV=FOLDER\); if .*-dev.txt\n", result.output)
+
+
 def test_an_environment_that_was_moved_is_made_again(tmp_path):
     """As with the folder that it is in: its programs, such as msrun, name their Python by its path."""
     tree, moved = tmp_path / "tree", tmp_path / "moved"

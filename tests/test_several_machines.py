@@ -555,6 +555,8 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     assert output.count("its host name is node2, and another line's too") == 2
     with second.instead("/etc/hosts", write(tmp_path / "hosts", "127.0.1.1 node2\n10.77.0.1 node1\n")):
         assert "node2: 127.0.1.1 is an address by" in refused(second, "-H", "node2:2,node1:2", mnist, cwd=tmp_path)
+    assert "--nodes is for msrun, and mpirun starts these ranks; add --launcher msrun" in refused(
+        first, "-H", "node1:2", mnist, "--nodes", 2, cwd=tmp_path)
     assert "MS_SCHED_HOST: 127.0.0.1 is an address by" in refused(
         first, "-H", "node1:2,node2:2", mnist, cwd=tmp_path, env={"MS_SCHED_HOST": "127.0.0.1"})
 

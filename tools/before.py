@@ -128,9 +128,9 @@ def folder_of_logs(args, path):
 
 def look_at_logs(args):
     """Is anything there that the ranks need?"""
-    words = [word.partition("=")[2] if word.startswith("--") else word for word in args.options]
-    names = [word for word in words if os.sep in word]  # else it may be meant otherwise
-    for path in (args.script, os.getenv("DATA_PATH"), os.getenv("RANK_TABLE_FILE"), *names):
+    data = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
+            if re.match("--data-path(=|$)", word)]
+    for path in (args.script, os.getenv("DATA_PATH"), os.getenv("RANK_TABLE_FILE"), *data):
         if path and os.path.exists(path) and (moved := folder_of_logs(args, path)):
             raise ValueError(f"{path} is in {moved}, the folder of the logs, which each start moves aside; move it "
                              "elsewhere, or start in another folder")

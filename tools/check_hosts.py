@@ -346,9 +346,9 @@ def check_all(hosts, ranks, scripts, data, interface):
               "writable": os.access(os.getcwd(), os.W_OK),  # else the logs go elsewhere
               "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
               "interface": interface, "ports": ports,
-              "address": os.getenv("MS_SCHED_HOST") or address_of(first)}
+              "address": address_of(os.getenv("MS_SCHED_HOST") or first)}  # MindSpore takes no name
     if not wanted["address"]:
-        refuse(f"{first} has no address; correct the name, or add it to /etc/hosts")
+        refuse(f"{os.getenv('MS_SCHED_HOST') or first} has no address; correct the name, or add it to /etc/hosts")
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
         faults.append(f"{'MS_SCHED_HOST' if os.getenv('MS_SCHED_HOST') else first}: {wanted['address']} {OWN}")
@@ -364,7 +364,7 @@ def check_all(hosts, ranks, scripts, data, interface):
     print_table(rows)
     if faults + more:
         refuse(*faults, *more)
-    return os.getenv("MS_SCHED_HOST") or answers[0]["address"], answers[0]["port"]
+    return (wanted["address"] if os.getenv("MS_SCHED_HOST") else answers[0]["address"]), answers[0]["port"]
 
 
 def refuse(*sentences):

@@ -51,19 +51,27 @@ _show_progress() {
 
 _make_venv() {
     local venv="$1" python
+    if [[ -e "$venv" || -L "$venv" ]] && [[ ! -f "$venv/complete" && -n "$(ls -A -- "$venv" 2>&1)" ]]; then
+        echo "$venv was not made by this set-up, which would empty it: remove it, or name another one (VENV=FOLDER);" \
+            "if it is your environment, activate it and pip install -r requirements.txt -r requirements-dev.txt" >&2
+        return 1
+    fi
     python="$(_find_python)"
     echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2
-    "$python" -m venv --clear "$venv" || {
-        echo "'$python -m venv' does not work here; install its venv module (Debian, Ubuntu: python3-venv)" >&2
+    # What is named complete stays, so that one that was interrupted is known.
+    if ! { mkdir -p -- "$venv" && find "$venv/" -mindepth 1 -maxdepth 1 ! -name complete -exec rm -rf {} + &&
+        echo >"$venv/complete" && "$python" -m venv "$venv"; }; then
+        echo "'$python -m venv $venv' does not work here: is its venv module installed (Debian, Ubuntu: python3-venv)," \
+            "and can $venv be written to (df -h)?" >&2
         return 1
-    }
+    fi
     if [[ -n "${MINDSPORE:-}" ]]; then
         sed -e '/^mindspore/d' requirements.txt >"$venv/requirements.txt"
         echo "mindspore==$MINDSPORE" >>"$venv/requirements.txt"
     else
         cp requirements.txt "$venv/requirements.txt"
     fi
-    PIP_USER=0 "$venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check \
+    env -u PYTHONPATH PIP_USER=0 "$venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check \
         -r "$venv/requirements.txt" -r requirements-dev.txt | _show_progress || {
         echo "pip could not install the packages; the lines above say why. Run the command again when that is mended" >&2
         return 1

@@ -95,9 +95,9 @@ def prepare(launched):
             reducers["compare_in_the_end"](ranks)
         elif ranks and "RANKS_WORDS" in os.environ:
             tell_a_good_end()
-        if ranks and "RANKS_WORDS" in os.environ:
+        if ranks:
             tell_of_leaving(ranks)
-            tell_of_scheduler(ranks)
+            find_scheduler(ranks)
 
 
 def tell_what_leave_cuts_off():
@@ -228,28 +228,27 @@ def watch_scheduler():
                       "without it no rank can go on", flush=True)
                 os._exit(128 + ended.si_status)  # not by end(), which waits for what the main thread writes
 
-    for child in schedulers():
+    for child in SCHEDULER:
         threading.Thread(target=wait, args=(child,), daemon=True).start()
 
 
-def schedulers():
-    """The process of MindSpore's scheduler that this one has forked, in a list; none under msrun."""
-    def command_of(process):
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-
-    with contextlib.suppress(OSError):  # Linux may be built without this list
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        return [int(child) for child in children if command_of(child) in (command_of("self"), b"")][:1]  # "": it ended
-    return []
+SCHEDULER = []  # its process, where this one has forked it
 
 
-def tell_of_scheduler(ranks):
-    """Have the agent look at the scheduler until init() is over, which lets no thread of Python do so: all ranks would
-    wait for minutes.
+def find_scheduler(ranks):
+    """Note the scheduler's process when it starts, and have the agent look at it until init() is over, which lets no
+    thread of Python do so: all ranks would wait for minutes.
     """
+    def children():
+        with contextlib.suppress(OSError):  # Linux may be built without this list
+            return [*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())]
+        return []
+
     def start(start=ranks._start_scheduler):
+        before = children()
         start()
-        for child in schedulers():
+        SCHEDULER[:] = [child for child in children() if child not in before][:1]
+        for child in SCHEDULER:
             tell_agent(b"scheduler %d" % child)
 
     ranks._start_scheduler = start

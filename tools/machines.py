@@ -58,6 +58,13 @@ def prepare(args, launch):
               f"--nodes must be a whole number from 1, not '{args.nodes}'")
     refuse_if(args.hosts == "", f"no machines given. usage: {args.usage}")
     refuse_if(args.hostfile == "", f"no hostfile given. usage: {args.usage}")
+    refuse_if(args.machines and args.launcher != "mpirun",
+              f"--hosts and --hostfile are for mpirun, and {args.launcher} starts these ranks; see --nodes for msrun, "
+              "run_cluster.sh for a rank table")
+    refuse_if(args.nodes != "1" and args.launcher != "msrun",
+              f"--nodes is for msrun, and {args.launcher} starts these ranks; add --launcher msrun, or, with mpirun, "
+              "name the machines with --hosts")
+    refuse_if(args.nodes != "1" and args.machines, "give --hosts or --hostfile with mpirun, or --nodes with msrun")
     if args.machines:
         prepare_mpirun(args, launch)
     elif args.nodes != "1":

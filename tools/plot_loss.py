@@ -16,13 +16,12 @@ import sys
 import warnings
 from pathlib import Path
 
-import matplotlib
-
 from progress import NUMBER
 from speech import say_in_the_end
 
-matplotlib.use("Agg")  # a file, no window
-from matplotlib import font_manager, pyplot  # noqa: E402  # after the choice above
+os.environ["MPLBACKEND"] = "Agg"  # a file, no window; that of a notebook is not there for its commands
+import matplotlib  # noqa: E402
+from matplotlib import font_manager, pyplot  # noqa: E402
 
 # Names of folders may be Chinese; Matplotlib's own font has no such characters.
 CHINESE = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Microsoft YaHei",

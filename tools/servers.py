@@ -13,6 +13,7 @@ import time
 
 
 ENDS_WITHIN = 120  # s
+BEGINS_WITHIN = 20  # s; a launcher that has ended may have been that of the job before
 
 
 class Servers:
@@ -27,7 +28,7 @@ class Servers:
     def __init__(self, args, say):
         self.host, self.port, self.all = args.meeting
         self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
-        self.door, self.asked, self.left, self.patience = None, None, False, int(args.wait)
+        self.door, self.asked, self.left, self.patience = None, None, float("inf"), int(args.wait)
         if self.port > 65535:
             raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
                              "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
@@ -82,13 +83,21 @@ class Servers:
                 self.asked.sendall(b"%d\n" % self.own)
             elif select.select([self.asked], [], [], 0.2)[0]:
                 self.links = {0: self.asked} if self.asked.recv(3) == b"go\n" else {}
-                self.left, self.asked = not self.links, None
+                self.ended()
         except OSError:
-            if self.left:  # it was there, and nobody listens any more
+            if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
                 raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
                                  "for others; see there") from None
-            self.left, self.asked = bool(self.asked), None
+            self.ended()
             time.sleep(0.2)
+
+    def ended(self):
+        """Whom this one has asked has answered, or has ended without an answer."""
+        if self.links:
+            self.left = float("inf")
+        elif self.asked:
+            self.left = min(self.left, time.monotonic())
+        self.asked = None
 
     def tell(self, **what):
         """Tell all other servers how it has ended, here unless what["first"] names another server by its first rank:
