@@ -131,7 +131,7 @@ def look_at_logs(args):
     data = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
             if re.match("--data-path(=|$)", word)]
     for path in (args.script, os.getenv("DATA_PATH"), os.getenv("RANK_TABLE_FILE"), *data):
-        if path and os.path.exists(path) and (moved := folder_of_logs(args, path)):
+        if path and os.path.exists(path) and (moved := folder_of_logs(args, path)) and os.path.isdir(moved):
             raise ValueError(f"{path} is in {moved}, the folder of the logs, which each start moves aside; move it "
                              "elsewhere, or start in another folder")
 
