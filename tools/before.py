@@ -126,11 +126,16 @@ def folder_of_logs(args, path):
     return next((name for name in logs if Path(os.path.abspath(name)) in (whole, *whole.parents)), None)
 
 
+def values_of(args, option):
+    """What the user gives an option of the script, as often as it is there."""
+    return [word.partition("=")[2] or following for word, following in
+            zip(args.options, [*args.options[1:], ""]) if re.match(f"{option}(=|$)", word)]
+
+
 def look_at_logs(args):
     """Is anything there that the ranks need?"""
-    data = [word.partition("=")[2] or following for word, following in zip(args.options, [*args.options[1:], ""])
-            if re.match("--data-path(=|$)", word)]
-    for path in (args.script, os.getenv("DATA_PATH"), os.getenv("RANK_TABLE_FILE"), *data):
+    needed = (args.script, os.getenv("DATA_PATH"), os.getenv("RANK_TABLE_FILE"), *values_of(args, "--data-path"))
+    for path in needed:
         if path and os.path.exists(path) and (moved := folder_of_logs(args, path)) and os.path.isdir(moved):
             raise ValueError(f"{path} is in {moved}, the folder of the logs, which each start moves aside; move it "
                              "elsewhere, or start in another folder")
@@ -138,8 +143,7 @@ def look_at_logs(args):
 
 def look_at_disks(args, warn):
     """Room for logs and, where the script saves, for checkpoints."""
-    given = args.saves or [word.partition("=")[2] or following for word, following in
-                           zip(args.options, [*args.options[1:], ""]) if re.match("--ckpt-dir(=|$)", word)][-1:]
+    given = args.saves or values_of(args, "--ckpt-dir")[-1:]
     limits.look_at_disk(os.getcwd(), len(args.local), 0, LOGS, "start in another folder")
     for what, path in ((LOGS, os.getcwd()), *(("checkpoints", path) for path in given if path)):
         place = folder_above(path)

@@ -133,10 +133,9 @@ def check(args):
              "that the command is in: sed -i 's/\\r$//' FILE"),
             (not re.fullmatch(r"[1-9][0-9]{0,4}", args.n),
              f"the number of ranks must be a whole number from 1, not '{args.n}'"),
-            (not importlib.util.find_spec("mindspore") and not os.path.exists(env.get("VIRTUAL_ENV", "/")),
-             f"the environment {env.get('VIRTUAL_ENV')}, which is active, is no longer there; if its folder was moved, "
-             "have it made again (make demo)"),
             (not importlib.util.find_spec("mindspore"),
+             f"the environment {env.get('VIRTUAL_ENV')}, which is active, is no longer there; if its folder was moved, "
+             "have it made again (make demo)" if not os.path.exists(env.get("VIRTUAL_ENV", "/")) else
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
             (args.logs in (".", ".."), f"--logs {args.logs} {OTHER_THINGS}"),

@@ -64,7 +64,6 @@ def prepare(args, launch):
     refuse_if(args.nodes != "1" and args.launcher != "msrun",
               f"--nodes is for msrun, and {args.launcher} starts these ranks; add --launcher msrun, or, with mpirun, "
               "name the machines with --hosts")
-    refuse_if(args.nodes != "1" and args.machines, "give --hosts or --hostfile with mpirun, or --nodes with msrun")
     if args.machines:
         prepare_mpirun(args, launch)
     elif args.nodes != "1":
@@ -116,9 +115,7 @@ def prepare_mpirun(args, launch):
     refuse_if(":" in os.getcwd(), f"Open MPI cuts the path of the logs, {os.getcwd()}/{args.logs}, at the ':'; start "
                                   "from another folder")
     check_script(args, launch)
-    given = dict(word.split("=", 1) if "=" in word else (word, after)
-                 for word, after in zip(args.options, [*args.options[1:], ""]))
-    data = given.get("--data-path") or os.getenv("DATA_PATH")
+    data = "".join(launch.before.values_of(args, "--data-path")[-1:]) or os.getenv("DATA_PATH")
     address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
                                           args.interface)
     machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
