@@ -24,8 +24,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-_joined = False  # did join() prepare this process? None: it ends
-_end_mpi = abs  # what ends MPI within so many seconds, if it is in use; abs does nothing
+_joined, _end_mpi = False, abs  # did join() prepare this process (None: it ends)? what ends MPI
 
 os.environ.setdefault("GLOG_v", "3")  # MindSpore prints errors only
 _tools = HERE.parent / "tools" / "in_rank.py"  # has more ways to be quick, and looks for faults
@@ -41,9 +40,10 @@ def join():
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ
     rank = env.get("OMPI_COMM_WORLD_RANK" if by_mpirun else "RANK_ID", "0")
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
-    launched = by_mpirun or "MS_ROLE" in env or size != "1"
-    _more.get("prepare", abs)(launched)
-    on_cpu = ms.get_context("device_target") == "CPU"
+    _more.get("prepare", abs)(launched := by_mpirun or "MS_ROLE" in env or size != "1")
+    on_cpu = (target := ms.get_context("device_target")) == "CPU"
+    if launched and target == "GPU":
+        ms.runtime.launch_blocking()  # else sums are read before NCCL has made them: wrong numbers
     if by_mpirun and not on_cpu and "OPAL_PREFIX" in env:
         with contextlib.suppress(OSError):  # init() itself finds only the system's
             ctypes.CDLL(f"{env['OPAL_PREFIX']}/lib/libmpi.so.40", ctypes.RTLD_GLOBAL)
