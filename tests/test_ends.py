@@ -680,6 +680,34 @@ def test_servers_start_again_together(tmp_path):
     assert "rank 3 failed, exit code 5" in two.output
 
 
+def test_servers_that_run_another_job_wait_for_their_own(tmp_path):
+    """As in two loops, one on each server, of which one is a job ahead: they must not train together."""
+    (options, others), env = two_servers(tmp_path)
+    script = "import sys\nprint('number', sys.argv[-1], flush=True)"
+
+    def server(words, number):
+        (folder := tmp_path / f"{words[7]}-{number}").mkdir()  # a path may be another on each server
+        return start(folder, script, 4, *words, "--data-path", folder, "--number", number, env=env)
+    with server(options, 1) as first, server(others, 2) as ahead:
+        for job, there, here in ((first, 2, 1), (ahead, 1, 2)):
+            job.wait_for(r"waiting; a launcher of another job is at this port: there 4 ranks of train\.py --ckpt-dir "
+                         rf"ck --data-path \S+ --number {there}, here 4 ranks of .* --number {here}\n")
+        with server(others, 1) as second:
+            for result in (first.finish(), second.finish()):
+                assert result.code == 0, result.output
+        with server(options, 2) as last:
+            for result in (last.finish(), ahead.finish()):
+                assert (result.code, result.left_over) == (0, []), result.output
+    with server(options, 3) as first, server((*others[:-3], "--wait", 3, *others[-3:]), 4) as ahead:
+        result = ahead.finish()
+        assert (result.code, result.left_over) == (2, []), result.output
+        assert re.search(r"with the same number of --restarts; a launcher of another job is at this port: there 4 "
+                         r"ranks of train\.py .* --number 3, here 4 ranks of train\.py .* --number 4\n",
+                         result.output)
+        first.process.terminate()
+        assert first.finish().code == 143
+
+
 def test_servers_need_a_port_above_the_schedulers(tmp_path):
     (options, _), _ = two_servers(tmp_path)
     with start(tmp_path, "", 4, *options, env={"MS_SCHED_PORT": "65535"}) as job:

@@ -1,7 +1,8 @@
 """Jobs with a launcher on each server (run_cluster.sh, msrun --nodes) that start again: the launchers meet each time.
 
-The launcher of rank 0 listens one port above the scheduler's; the others come to it before every start, and all start
-when all are there. A launcher whose ranks have failed says so, and the others then end theirs at once. Only with
+The launcher of rank 0 listens one port above the scheduler's; the others come to it before every start, say what they
+run, and all start when all are there. One that runs something else, as in the job before or after this one, is sent
+away and comes again. A launcher whose ranks have failed says so, and the others then end theirs at once. Only with
 --restarts: without it nothing listens, and a server notices by MindSpore's own means that another one has failed.
 """
 
@@ -10,7 +11,7 @@ import json
 import select
 import socket
 import time
-
+from pathlib import Path
 
 ENDS_WITHIN = 120  # s
 BEGINS_WITHIN = 20  # s; a launcher that has ended may have been that of the job before
@@ -29,6 +30,7 @@ class Servers:
         self.host, self.port, self.all = args.meeting
         self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
         self.door, self.asked, self.left, self.patience = None, None, float("inf"), int(args.wait)
+        self.job, self.other = [str(args.n), Path(args.script).name, *args.options], None
         if self.port > 65535:
             raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
                              "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
@@ -53,7 +55,8 @@ class Servers:
                 return
             if time.monotonic() > deadline:
                 raise ValueError(f"no launcher of the other servers within {self.patience} s (--wait) at {self.host}:"
-                                 f"{self.port}; start it on each of them, with the same number of --restarts")
+                                 f"{self.port}; start it on each of them, with the same number of --restarts" +
+                                 self.of_another_job())
             self.let_in() if self.door else self.call_on()
             if not said and not self.complete():
                 said = not self.say(f"{self.name}: waiting for the launchers of the other servers at {self.host}:"
@@ -65,14 +68,29 @@ class Servers:
     def complete(self):
         return len(self.links) == (len(self.all) - 1 if self.door else 1)
 
+    def same(self, job):
+        """Is it this job? Paths may differ from server to server."""
+        def words(of):
+            return [word for word in of if "/" not in word]
+        if words(job) != words(self.job) and job != self.other:
+            self.other = job
+            self.say(f"{self.name}: waiting{self.of_another_job()}")
+        return words(job) == words(self.job)
+
+    def of_another_job(self):
+        there, here = (f"{job[0]} ranks of {' '.join(job[1:])}" for job in (self.other or self.job, self.job))
+        return f"; a launcher of another job is at this port: there {there}, here {here}" if self.other else ""
+
     def let_in(self):
         """On the first server: somebody may come."""
         if select.select([self.door], [], [], 0.2)[0]:
             link = self.door.accept()[0]
             link.settimeout(5)
-            with contextlib.suppress(OSError, ValueError):
-                first = int(link.recv(99).decode())
-                if first in self.all[1:]:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                first, job = json.loads(link.makefile().readline(99999))
+                if not self.same(job):
+                    link.sendall(json.dumps(self.job).encode() + b"\n")
+                elif first in self.all[1:]:
                     self.links[first] = link
 
     def call_on(self):
@@ -80,11 +98,18 @@ class Servers:
         try:
             if not self.asked:
                 self.asked = socket.create_connection((self.host, self.port), timeout=5)
-                self.asked.sendall(b"%d\n" % self.own)
+                self.asked.sendall(json.dumps([self.own, self.job]).encode() + b"\n")
             elif select.select([self.asked], [], [], 0.2)[0]:
-                self.links = {0: self.asked} if self.asked.recv(3) == b"go\n" else {}
-                self.ended()
-        except OSError:
+                self.asked.settimeout(5)
+                answer = self.asked.recv(3)  # no more: news may be behind it
+                if answer[:1] == b"[":
+                    self.same(json.loads(answer.decode() + self.asked.makefile().readline(99999)))
+                    self.left, self.asked = float("inf"), None
+                    time.sleep(0.5)  # it may be the job before, which ends
+                else:
+                    self.links = {0: self.asked} if answer == b"go\n" else {}
+                    self.ended()
+        except (OSError, ValueError, TypeError):
             if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
                 raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
                                  "for others; see there") from None
