@@ -19,9 +19,9 @@ demo:
 	@$(environment)
 	[[ -d data/mnist ]] || python tools/make_datasets.py mnist data/mnist
 	mkdir -p runs/demo
-	cd runs/demo
+	root="$$PWD"; cd runs/demo
 	echo '+ cd runs/demo; bash ../../mnist_ddp/run.sh ../../data/mnist 2 -- --lr 0.1'
-	bash ../../mnist_ddp/run.sh ../../data/mnist 2 -- --lr 0.1
+	bash "$$root/mnist_ddp/run.sh" "$$root/data/mnist" 2 -- --lr 0.1
 
 test:
 	@$(environment)

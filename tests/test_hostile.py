@@ -471,6 +471,9 @@ def test_an_environment_that_was_moved_is_made_again(tmp_path):
     assert [set_up(tree), set_up(tree)] == [True, False]
     tree.rename(moved)
     assert [set_up(moved), set_up(moved)] == [True, False]
+    (moved / "requirements.txt").write_text("# others, and the one that is made again is active\n")
+    active = (f"PATH={moved / '.venv/bin'}:{os.environ['PATH']}", "PYTHON=python3")
+    assert [set_up(moved, *active), set_up(moved, *active)] == [True, False]
     assert set_up(moved, f"VENV={tmp_path / 'elsewhere'}")
     assert (tmp_path / "elsewhere/bin/python").exists()
 

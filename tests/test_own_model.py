@@ -145,6 +145,15 @@ for point, height in dataset:
     step(point, height)"""
 
 
+FORGETS = """optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+grad = ms.value_and_grad(nn.WithLossCell(net, nn.MSELoss()), None, optimizer.parameters)
+for point, height in dataset:
+    gradients = grad(point, height)
+    optimizer(gradients[1])
+    print("mean of the loss", ms.ops.AllReduce()(gradients[0]) / 2)
+ranks.leave()"""
+
+
 FINE_TUNED = """ms.load_param_into_net(net, {one.name: one.clone() for one in net.get_parameters()})
 idle = ms.Parameter(ms.Tensor([1.0]), name="idle")
 idle.set_data(ms.Tensor([2.0]))
@@ -158,14 +167,18 @@ model = Model(net, nn.MSELoss(), nn.Momentum([*net.trainable_params(), idle], 0.
     ('ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)', "pass"),
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))",
      FINE_TUNED.partition("\n")[2]),
+    ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", FORGETS),
+    ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))",
+     FORGETS.replace("gradients = grad", "ms.reset_auto_parallel_context()\n    gradients = grad")),
     ("ranks.leave()", "if rank == 0:  # as if it loaded the best\n    net[0].weight.set_data(-net[0].weight)\n"
                       "ranks.leave()")])
 def test_weights_that_differ_in_the_end_are_told(line, other, tmp_path):
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (line, other))
     result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--", "--epochs", 1, cwd=tmp_path))
     assert len(re.findall(r"^\[rank 0\] warning: rank 1 ended with other weights than rank 0", result.output,
-                          re.MULTILINE)) == ("if rank == 0" not in other)
-    assert ("each has trained alone" in result.output) == (other == "pass")
+                          re.MULTILINE)) == ("if rank == 0" not in other and "reset" not in other)
+    assert ("each has trained alone" in result.output) == (other in ("pass", FORGETS))
+    assert ("a step by hand lacks gradients = nn.DistributedGradReducer" in result.output) == (other == FORGETS)
 
 
 def test_the_dry_run_compiles_it(tmp_path):

@@ -20,8 +20,9 @@ PYTHON
 _find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python3.9}; do
-        if "$candidate" -c 'import sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; then
-            command -v "$candidate"
+        # Not that of an environment, which may be the one that is to be made again, but the one behind it.
+        if "$candidate" -c 'import sys; (3, 9) <= sys.version_info[:2] <= (3, 12) or sys.exit(1); \
+            print(sys._base_executable)' 2>/dev/null; then
             return
         fi
     done

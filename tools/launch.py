@@ -263,8 +263,8 @@ def new_folders(args, names, elsewhere=()):
         for name in names:
             os.makedirs(name)
     except OSError as error:
-        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); start in a "
-                         "folder where you may write") from None
+        raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); " + (
+            "choose another --logs" if os.path.isabs(names[0]) else "start in a folder where you may write")) from None
     if old:
         say(f"{args.name}: the earlier {' '.join(old)} is now {aside}")
 
@@ -505,7 +505,7 @@ class Job:
             return 143, halted["rank"]
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
         if early and ("exiting improperly" in text_of(self.log) if "ended" in failed  # by mpirun, or by MindSpore,
-                      else failed["code"] == 143 and early["rank"] == 0):  # which has lost the scheduler
+                      else failed["code"] == 143):  # whose scheduler misses it, or ended with it
             self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
                           "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
             return 1, early["rank"]

@@ -129,10 +129,12 @@ def weights():
 
 def compare():
     """Say it if ranks that should have the same weights have not; all ranks must call it."""
+    mode = auto_parallel_context().get_parallel_mode()
     try:
         with np.errstate(all="ignore"):
-            # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training.
-            by_hand = ("collective" in SEEN and "reducer" not in SEEN) or any(
+            # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training. But in data
+            # parallel a collective without a reducer is for the loss that is shown.
+            by_hand = ("collective" in SEEN and not (SEEN | {mode}) & {"reducer", "data_parallel"}) or any(
                 SET[id(one)] == checksum(one) for one in trained() if id(one) in SET)
             mine = [*weights(), by_hand]
     except Exception:  # noqa: BLE001  # all has ended well, and the others wait
@@ -145,8 +147,10 @@ def compare():
     if others and alike and get_rank() == 0:
         why = ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
                "or a gradient was not averaged" if "reducer" in SEEN else
-               "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
-               "training")
+               "each has trained alone, for nothing made them exchange gradients: " + (
+                   "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
+                   "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients)" if mode == "data_parallel"
+                   else "no parallel_mode was set before the training"))
         print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; {why}", flush=True)
 
 
