@@ -559,6 +559,20 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
         first, "-H", "node1:2", mnist, "--nodes", 2, cwd=tmp_path)
     assert "MS_SCHED_HOST: 127.0.0.1 is an address by" in refused(
         first, "-H", "node1:2,node2:2", mnist, cwd=tmp_path, env={"MS_SCHED_HOST": "127.0.0.1"})
+    # Of the same names and sizes, as of Fashion-MNIST; and an address that both have, as Docker gives each.
+    labels = (mnist / "train-labels-idx1-ubyte").read_bytes()
+    (other_data / "train-labels-idx1-ubyte").write_bytes(labels[:8] + bytes(len(labels) - 8))
+    for host in both:
+        host.run("ip", "address", "add", "172.17.0.1/16", "dev", "lo")
+    try:
+        with second.instead(mnist, other_data):
+            output = refused(first, "-H", "172.17.0.1:2,node2:2", mnist, cwd=tmp_path)
+    finally:
+        for host in both:
+            host.run("ip", "address", "del", "172.17.0.1/16", "dev", "lo")
+    assert f"node2: {mnist}/train-labels-idx1-ubyte holds other data there than here; copy it again" in output
+    assert ("node2: 172.17.0.1 at 172.17.0.1 cannot be reached from there (that is an address of its own, too, such as "
+            "that of a bridge for containers); name it by another address\n") in output
 
 
 def test_a_clock_that_is_off_and_cards_that_are_few(mnist, tmp_path):

@@ -30,12 +30,14 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SECONDS = 12  # for one machine's answer
 NAMES_SECONDS = 3  # for the addresses of all names, which a dead name server never gives
-MANY = 1000  # so many files of a data set are compared
+MANY, FEW = 1000, 20  # so many files of a data set are compared; of the first few what they hold
+OWN_TOO = "that is an address of its own, too, such as that of a bridge for containers"
 ADDRESSES = {}  # {host: its IPv4 address, or None}
 OWN = "is an address by which each machine finds itself; give its real one, here and in /etc/hosts"  # 127.*
 COLUMNS = ("host", "slots", "ssh", "Python", "MindSpore", "Open MPI", "scripts", "data", "clock",
@@ -102,7 +104,7 @@ def hash_of(folder):
 
 
 def files_of(folder):
-    """The first files of a folder and of those in it: {path: bytes}; of one named train, those of
+    """The first files of a folder and of those in it: {path: [bytes, checksum]}; of one named train, those of
     test/ beside it, too.
     """
     files, test = {}, os.path.join(folder, os.pardir, "test")
@@ -110,11 +112,20 @@ def files_of(folder):
     for place, folders, names in itertools.chain(os.walk(folder), beside):
         folders.sort()  # the same order on all machines
         paths = [os.path.join(place, name) for name in sorted(names)[:MANY]]
-        files.update({os.path.relpath(path, folder): os.path.getsize(path)
-                      for path in paths if os.path.exists(path)})
+        files.update({os.path.relpath(path, folder): [os.path.getsize(path), checksum(path, len(files) + place < FEW)]
+                      for place, path in enumerate(paths) if os.path.exists(path)})
         if len(files) >= MANY:
             break
     return files
+
+
+def checksum(path, wanted=True):
+    """Of a file's first 64 KB: MNIST and its like have files of the same names and sizes."""
+    with contextlib.suppress(OSError):
+        if wanted and os.path.isfile(path):
+            with open(path, "rb") as file:
+                return zlib.crc32(file.read(1 << 16))
+    return None
 
 
 def probe_network(wanted):
@@ -132,6 +143,8 @@ def probe_network(wanted):
             code = client.connect_ex((wanted["address"], wanted["ports"][0]))
         if code not in (0, errno.ECONNREFUSED):  # refused is fine: it answers, nobody listens yet
             found["cut"] = os.strerror(code)
+        with contextlib.suppress(OSError), socket.create_server((wanted["address"], 0)):
+            found["cut"] = OWN_TOO
     return found
 
 
@@ -252,12 +265,14 @@ def why_failed(host, command, done):
 
 
 def compare_data(there, here, folder):
-    """What is wrong with a machine's data, {path: bytes}, in a sentence; "" if they are as here."""
-    for name, size in here.items():
+    """What is wrong with a machine's data, of files_of(), in a sentence; "" if they are as here."""
+    for name, (size, its_checksum) in here.items():
         if name not in there:
             return f"{folder} has no file {name}; copy the data there or share the folder"
-        if there[name] != size:
-            return f"{folder}/{name} has {there[name]} bytes there, {size} here; copy it again"
+        if there[name][0] != size:
+            return f"{folder}/{name} has {there[name][0]} bytes there, {size} here; copy it again"
+        if there[name][1] != its_checksum:
+            return f"{folder}/{name} holds other data there than here; copy it again"
     if more := [name for name in there if name.startswith(os.pardir) and name not in here]:
         return f"{folder} has a file {more[0]} there, and none here; copy the data"
     return ""
@@ -315,7 +330,8 @@ def judge(answers, here, hosts, wanted):
         else:
             check("network", not answer["cut"], "cut" if answer["cut"] else "ok",
                   f"{first} at {wanted['address']} cannot be reached from there ({answer['cut']}); "
-                  "open the firewall between the machines for TCP ports from 1024")
+                  + ("name it by another address" if answer["cut"] == OWN_TOO else
+                     "open the firewall between the machines for TCP ports from 1024"))
     return rows, faults
 
 

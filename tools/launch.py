@@ -504,8 +504,9 @@ class Job:
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
+        alone = not self.args.meeting and not self.args.machines  # else one of another machine may be the cause
         if early and ("exiting improperly" in text_of(self.log) if "ended" in failed  # by mpirun, or by MindSpore,
-                      else failed["code"] == 143):  # whose scheduler misses it, or ended with it
+                      else failed["code"] == 143 and (early["rank"] == 0 or alone)):  # whose scheduler misses it
             self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
                           "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
             return 1, early["rank"]
