@@ -435,7 +435,7 @@ def test_packages_that_pip_puts_elsewhere(tmp_path):
         assert "ready" not in result.output
 
 
-@pytest.mark.parametrize("name", [".venv", "link", "file", "."])
+@pytest.mark.parametrize("name", [".venv", "link", "file", ".", "papers"])
 def test_the_set_up_empties_no_folder_of_others(name, tmp_path):
     """Neither one that VENV names, nor the one that a link leads to, nor an environment made by hand."""
     (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
@@ -444,6 +444,8 @@ def test_the_set_up_empties_no_folder_of_others(name, tmp_path):
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
     (tmp_path / "link").symlink_to(".venv")
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "complete").write_text("a list of mine\n")
     there = sorted(tmp_path.rglob("*"))
     result = jobs.run("env", "-u", "VIRTUAL_ENV", f"VENV={name}", "bash", "-c", ". tools/environment.sh; echo ready",
                       cwd=tmp_path, env={"PYTHON": jobs.PYTHON})

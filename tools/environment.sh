@@ -52,7 +52,9 @@ _show_progress() {
 
 _make_venv() {
     local venv="$1" python
-    if [[ -e "$venv" || -L "$venv" ]] && [[ ! -f "$venv/complete" && -n "$(ls -A -- "$venv" 2>&1)" ]]; then
+    # Its own, whole or interrupted, has a file complete: beside Python's pyvenv.cfg, or empty.
+    if [[ -e "$venv" || -L "$venv" ]] && [[ -n "$(ls -A -- "$venv" 2>&1)" ]] &&
+        [[ ! -f "$venv/complete" || (! -f "$venv/pyvenv.cfg" && -n "$(<"$venv/complete")") ]]; then
         echo "$venv was not made by this set-up, which would empty it: remove it, or name another one (VENV=FOLDER);" \
             "if it is your environment, activate it and pip install -r requirements.txt -r requirements-dev.txt" >&2
         return 1
@@ -60,8 +62,8 @@ _make_venv() {
     python="$(_find_python)"
     echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2
     # What is named complete stays, so that one that was interrupted is known.
-    if ! { mkdir -p -- "$venv" && find "$venv/" -mindepth 1 -maxdepth 1 ! -name complete -exec rm -rf {} + &&
-        echo >"$venv/complete" && "$python" -m venv "$venv"; }; then
+    if ! { mkdir -p -- "$venv" && echo >"$venv/complete" &&
+        find "$venv/" -mindepth 1 -maxdepth 1 ! -name complete -exec rm -rf {} + && "$python" -m venv "$venv"; }; then
         echo "'$python -m venv $venv' does not work here: is its venv module installed (Debian, Ubuntu: python3-venv)," \
             "and can $venv be written to (df -h)?" >&2
         return 1
