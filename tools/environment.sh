@@ -21,8 +21,10 @@ _find_python() {
     local candidate
     for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10 python3.9}; do
         # Not that of an environment, which may be the one that is to be made again, but the one behind it.
-        if "$candidate" -c 'import sys; (3, 9) <= sys.version_info[:2] <= (3, 12) or sys.exit(1); \
-            print(sys._base_executable)' 2>/dev/null; then
+        if "$candidate" -c 'import os, sys; (3, 9) <= sys.version_info[:2] <= (3, 12) or sys.exit(1); \
+            behind = f"{sys.base_prefix}/bin/python3.{sys.version_info[1]}"; \
+            print(behind if sys.prefix != sys.base_prefix and os.path.exists(behind) else sys.executable)' \
+            2>/dev/null; then
             return
         fi
     done
