@@ -1,11 +1,13 @@
 """How jobs end and start again: TERM saves first, Ctrl-C upon Ctrl-C leaves nothing, restarts with every launcher."""
 
+import contextlib
 import json
 import os
 import re
 import select
 import shutil
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -686,12 +688,12 @@ def test_servers_that_run_another_job_wait_for_their_own(tmp_path):
     script = "import sys\nprint('number', sys.argv[-1], flush=True)"
 
     def server(words, number):
-        (folder := tmp_path / f"{words[7]}-{number}").mkdir()  # a path may be another on each server
-        return start(folder, script, 4, *words, "--data-path", folder, "--number", number, env=env)
+        (folder := tmp_path / f"{words[7]}-{number}" / "data").mkdir(parents=True)  # another path on each server
+        return start(folder.parent, script, 4, *words, "--data-path", folder, "--number", number, env=env)
     with server(options, 1) as first, server(others, 2) as ahead:
         for job, there, here in ((first, 2, 1), (ahead, 1, 2)):
-            job.wait_for(r"waiting; a launcher of another job is at this port: there 4 ranks of train\.py --ckpt-dir "
-                         rf"ck --data-path \S+ --number {there}, here 4 ranks of .* --number {here}\n")
+            job.wait_for(r"waiting: a launcher of another job is at this port: there 4 ranks on 2 servers, train\.py "
+                         rf"--ckpt-dir ck --data-path \S+ --number {there}, here 4 ranks .* --number {here}\n")
         with server(others, 1) as second:
             for result in (first.finish(), second.finish()):
                 assert result.code == 0, result.output
@@ -702,10 +704,80 @@ def test_servers_that_run_another_job_wait_for_their_own(tmp_path):
         result = ahead.finish()
         assert (result.code, result.left_over) == (2, []), result.output
         assert re.search(r"with the same number of --restarts; a launcher of another job is at this port: there 4 "
-                         r"ranks of train\.py .* --number 3, here 4 ranks of train\.py .* --number 4\n",
+                         r"ranks on 2 servers, train\.py .* --number 3, here 4 ranks .* --number 4\n",
                          result.output)
         first.process.terminate()
         assert first.finish().code == 143
+
+
+def test_a_server_that_is_started_anew_does_not_join_a_restart(tmp_path):
+    """It would begin, where the others go on after what is saved."""
+    (options, others), env = two_servers(tmp_path)
+    script = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
+    with start(tmp_path, script, 4, *options, env=env) as first:
+        with start(tmp_path, script, 4, *others, env=env) as second:
+            second.wait_for(r"(?s)ready.*ready")
+            second.process.kill()
+            first.wait_for("(?s)the launcher of the ranks from 2 on has vanished.*restart 1 of 1")
+        with start(tmp_path, script, 4, "--wait", 3, *others, env=env) as second:
+            result = second.finish()
+        wrong = (r"of one job, 4 ranks on 2 servers, train\.py --ckpt-dir ck, a launcher that begins and one that "
+                 "starts again are at this port; end all, and start them together, with --resume if they are to go on")
+        assert (result.code, result.left_over) == (2, []), result.output
+        assert re.search(rf"no launcher of the other servers within 3 s .*; {wrong}\n", result.output)
+        first.wait_for(f"waiting: {wrong}")
+        first.process.terminate()
+        assert first.finish().code == 143
+
+
+def test_a_server_where_a_rank_ended_too_early_names_it(tmp_path):
+    """And not the other one, whose ranks MindSpore has ended therefore, with 143."""
+    (options, others), env = two_servers(tmp_path)
+    script = "import os, sys, time\ntime.sleep({} if os.environ['RANK_ID'] in '13' else 600)\nsys.exit({})"
+    (tmp_path / "other").mkdir()
+    with start(tmp_path, script.format(0, 0), 4, *options, env=env) as first, \
+            start(tmp_path / "other", script.format(3, 143), 4, *others, env=env) as second:
+        one, two = first.finish(), second.finish()
+    assert (one.code, two.code, one.left_over, two.left_over) == (1, 143, [], []), one.output + two.output
+    assert len(re.findall("rank 1 ended, with exit code 0, while others were at work, which", one.output)) == 2
+    assert "on another server" not in one.output
+
+
+def test_servers_that_have_ended_well_are_not_waited_for(tmp_path):
+    (options, others), env = two_servers(tmp_path)
+    (tmp_path / "other").mkdir()
+    with start(tmp_path, "import sys, time\ntime.sleep(4)\nsys.exit(5)", 4, *options, env=env) as first, \
+            start(tmp_path / "other", "", 4, *others, env=env) as second:
+        assert second.finish().code == 0
+        ended = time.monotonic()
+        result = first.finish()
+        assert (result.code, result.left_over) == (5, []), result.output
+        assert time.monotonic() - ended < jobs.soon(20)
+    assert ("restart 1 of 1\nranks.py: the ranks from 2 on, on another server, have ended with exit code 0, and do not "
+            "start again\n") in result.output
+
+
+def test_strangers_at_the_door_of_servers(tmp_path):
+    """They say nothing, or too much, or a byte now and then; the right one comes in all the same."""
+    (options, others), env = two_servers(tmp_path)
+    with start(tmp_path, "", 4, *options, env=env) as first, contextlib.ExitStack() as stack:
+        first.wait_for("waiting for the launchers of the other servers at 127.0.0.1:")
+        links = [stack.enter_context(socket.create_connection(("127.0.0.1", int(env["MS_SCHED_PORT"]) + 1)))
+                 for _ in range(6)]
+        for link, said in zip(links, (b"", b"GET / HTTP/1.1\r\n\r\n", b"[0, {}]\n", b'{"first": 2, "runs": 1}\n',
+                                      b"x" * 50000, b"\xff\x00\n")):
+            link.sendall(said)
+
+
+        def drip():
+            with contextlib.suppress(OSError):
+                while not first.process.poll():
+                    links[0].sendall(b"[")
+                    time.sleep(0.3)
+        threading.Thread(target=drip, daemon=True).start()
+        with start(tmp_path, "", 4, *others, env=env) as second:
+            assert [job.finish().code for job in (first, second)] == [0, 0]
+        assert "another job" not in first.output()
 
 
 def test_servers_need_a_port_above_the_schedulers(tmp_path):

@@ -472,6 +472,10 @@ class Job:
         elif key.data is self.servers:
             self.files.unregister(key.fileobj)
             code, self.reason, self.stopped = self.servers.news(key.fileobj)
+            early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
+            if code == 143 and early and not self.stopped:
+                self.reason, self.guess = None, self.ended_early(early)
+                return 1, early["rank"]
             if code:
                 return code, None
         elif not self.hear(key.fileobj, key.data):
@@ -507,12 +511,16 @@ class Job:
         alone = not self.args.meeting and not self.args.machines  # else one of another machine may be the cause
         if early and ("exiting improperly" in text_of(self.log) if "ended" in failed  # by mpirun, or by MindSpore,
                       else failed["code"] == 143 and (early["rank"] == 0 or alone)):  # whose scheduler misses it
-            self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
-                          "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
+            self.guess = self.ended_early(early)
             return 1, early["rank"]
         if "ended" in failed:
             self.guess = "the ranks were ended by TERM, which did not come from this program"
         return failed["code"], failed["rank"]
+
+    @staticmethod
+    def ended_early(rank):
+        return (f"rank {rank['rank']} ended, with exit code 0, while others were at work, which ended them, too; let "
+                "all ranks do the same steps, and end the script by ranks.leave(), or normally")
 
     def listen(self, seconds):
         """A rank has failed: hear the others for a moment. One that was killed is the cause, though another one, which

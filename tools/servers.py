@@ -1,13 +1,17 @@
 """Jobs with a launcher on each server (run_cluster.sh, msrun --nodes) that start again: the launchers meet each time.
 
 The launcher of rank 0 listens one port above the scheduler's; the others come to it before every start, say what they
-run, and all start when all are there. One that runs something else, as in the job before or after this one, is sent
-away and comes again. A launcher whose ranks have failed says so, and the others then end theirs at once. Only with
---restarts: without it nothing listens, and a server notices by MindSpore's own means that another one has failed.
+run, and all start when all are there. The first meeting makes them one job, with a number that nobody else has; one of
+another job, such as the job before or after this one in a loop, is sent away and comes again. A launcher whose ranks
+have failed says so, and the others then end theirs at once. Only with --restarts: without it nothing listens, and a
+server notices by MindSpore's own means that another one has failed.
 """
 
 import contextlib
+import hashlib
 import json
+import re
+import secrets
 import select
 import socket
 import time
@@ -15,6 +19,20 @@ from pathlib import Path
 
 ENDS_WITHIN = 120  # s
 BEGINS_WITHIN = 20  # s; a launcher that has ended may have been that of the job before
+LONGEST = 9999  # bytes of a message
+
+
+def last_of(word):
+    """A word of a command without the folders of a path, which may be others on each server."""
+    return re.sub(r"[^=]*/(?=.)", "", word.rstrip("/"))
+
+
+def read_line(link):
+    """The line that has come on a connection, if it is whole, and nothing behind it; b"" at the end; None: not yet."""
+    there = link.recv(LONGEST, socket.MSG_PEEK)
+    if b"\n" in there:
+        return link.recv(there.index(b"\n") + 1)
+    return None if 0 < len(there) < LONGEST else b""
 
 
 class Servers:
@@ -30,7 +48,14 @@ class Servers:
         self.host, self.port, self.all = args.meeting
         self.name, self.say, self.own, self.links = args.name, say, args.local[0], {}
         self.door, self.asked, self.left, self.patience = None, None, float("inf"), int(args.wait)
-        self.job, self.other = [str(args.n), Path(args.script).name, *args.options], None
+        self.coming, self.told, self.done = [], [], None
+        words = [part for word in args.options for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+        shown = f"{args.n} ranks on {len(self.all)} servers, {Path(args.script).name} {' '.join(args.options)}"
+        # What is to be the same; how people see it; and, after the first meeting, which job it is.
+        runs = repr([args.n, self.all, Path(args.script).name, *map(last_of, words)])
+        self.job = {"runs": hashlib.sha256(runs.encode()).hexdigest(), "number": "",
+                    "shown": shown.encode(errors="replace").decode()[:300]}
+        self.number = secrets.token_hex(8)
         if self.port > 65535:
             raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
                              "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
@@ -49,6 +74,8 @@ class Servers:
             ValueError: they did not come.
         """
         self.links, deadline, said = {}, time.monotonic() + self.patience, False
+        if self.done:
+            raise ValueError(self.done)
         while not self.complete():
             job.look_at_the_clock()
             if job.signalled():
@@ -56,60 +83,77 @@ class Servers:
             if time.monotonic() > deadline:
                 raise ValueError(f"no launcher of the other servers within {self.patience} s (--wait) at {self.host}:"
                                  f"{self.port}; start it on each of them, with the same number of --restarts" +
-                                 self.of_another_job())
+                                 "".join(f"; {other}" for other in self.told[-1:]))
             self.let_in() if self.door else self.call_on()
             if not said and not self.complete():
                 said = not self.say(f"{self.name}: waiting for the launchers of the other servers at {self.host}:"
                                     f"{self.port}")
+        self.job["number"] = self.job["number"] or self.number
         for link in self.links.values() if self.door else ():
-            link.sendall(b"go\n")
+            link.sendall(json.dumps({"go": self.number}).encode() + b"\n")
         self.patience = max(self.patience, ENDS_WITHIN)  # before a restart each has its own ranks to end
 
     def complete(self):
         return len(self.links) == (len(self.all) - 1 if self.door else 1)
 
-    def same(self, job):
-        """Is it this job? Paths may differ from server to server."""
-        def words(of):
-            return [word for word in of if "/" not in word]
-        if words(job) != words(self.job) and job != self.other:
-            self.other = job
-            self.say(f"{self.name}: waiting{self.of_another_job()}")
-        return words(job) == words(self.job)
-
-    def of_another_job(self):
-        there, here = (f"{job[0]} ranks of {' '.join(job[1:])}" for job in (self.other or self.job, self.job))
-        return f"; a launcher of another job is at this port: there {there}, here {here}" if self.other else ""
+    def tell_once(self, sentence):
+        if sentence not in self.told and len(self.told) < 9:
+            self.told.append(sentence)
+            self.say(f"{self.name}: waiting: {sentence}")
 
     def let_in(self):
-        """On the first server: somebody may come."""
-        if select.select([self.door], [], [], 0.2)[0]:
-            link = self.door.accept()[0]
-            link.settimeout(5)
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                first, job = json.loads(link.makefile().readline(99999))
-                if not self.same(job):
-                    link.sendall(json.dumps(self.job).encode() + b"\n")
-                elif first in self.all[1:]:
-                    self.links[first] = link
+        """On the first server: somebody may come, a stranger, too."""
+        for link in select.select([self.door, *self.coming], [], [], 0.2)[0]:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                if link is self.door:
+                    self.coming.append(self.door.accept()[0])
+                    self.coming[-1].setblocking(False)
+                    continue
+                self.coming.remove(link)
+                if (line := read_line(link)) is None:
+                    self.coming.append(link)
+                    time.sleep(0.05)  # the rest is on its way
+                else:
+                    self.admit(link, json.loads(line))
+
+    def admit(self, link, its):
+        """A launcher has said what it runs: is it one of this job?"""
+        link.settimeout(5)
+        first, mine = int(its["first"]), self.job["shown"]
+        theirs = "".join(letter if letter.isprintable() else "?" for letter in its["shown"])
+        wrong = ""
+        if its["runs"] != self.job["runs"]:
+            wrong = "a launcher of another job is at this port: there {}, here {}"
+        elif its["number"] != self.job["number"]:
+            wrong = ("of one job, {}, a launcher that begins and one that starts again are at this port; end all, and "
+                     "start them together, with --resume if they are to go on")
+        elif first in self.links and not select.select([self.links[first]], [], [], 0)[0]:
+            wrong = f"the launcher of the ranks from {first} on was started twice: {{}}"
+        if wrong:
+            self.tell_once(wrong.format(theirs, mine))
+            link.sendall(json.dumps({"wrong": wrong.format(mine, theirs)}).encode() + b"\n")
+        elif first in self.all[1:]:
+            self.links[first] = link
 
     def call_on(self):
         """On another server: go to the first, and wait until it says that all are there."""
         try:
             if not self.asked:
                 self.asked = socket.create_connection((self.host, self.port), timeout=5)
-                self.asked.sendall(json.dumps([self.own, self.job]).encode() + b"\n")
+                self.asked.sendall(json.dumps({"first": self.own, **self.job}).encode() + b"\n")
             elif select.select([self.asked], [], [], 0.2)[0]:
-                self.asked.settimeout(5)
-                answer = self.asked.recv(3)  # no more: news may be behind it
-                if answer[:1] == b"[":
-                    self.same(json.loads(answer.decode() + self.asked.makefile().readline(99999)))
+                line = read_line(self.asked)
+                if line is None:
+                    time.sleep(0.1)  # the rest is on its way
+                elif "wrong" in (answer := json.loads(line or "{}")):
+                    self.tell_once(answer["wrong"])
                     self.left, self.asked = float("inf"), None
                     time.sleep(0.5)  # it may be the job before, which ends
                 else:
-                    self.links = {0: self.asked} if answer == b"go\n" else {}
+                    self.links = {0: self.asked} if "go" in answer else {}
+                    self.number = answer.get("go", self.number)
                     self.ended()
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, AttributeError):
             if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
                 raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
                                  "for others; see there") from None
@@ -147,6 +191,9 @@ class Servers:
                 "were ended there, by a signal or the --time-limit," if said["stopped"] else "ended") +
                 f" with exit code {said['code']}; see there")
         link.close()
+        if not said["code"]:
+            self.done = (f"the ranks from {first} on, on another server, have ended with exit code 0, and do not start "
+                         "again")
         if self.door and said["code"]:
             self.tell(**said)
         return said["code"], sentence, said["stopped"]
