@@ -42,7 +42,7 @@ def join():
     size = env.get("OMPI_COMM_WORLD_SIZE" if by_mpirun else "RANK_SIZE", "1")
     _more.get("prepare", abs)(launched := by_mpirun or "MS_ROLE" in env or size != "1")
     on_cpu = (target := ms.get_context("device_target")) == "CPU"
-    if launched and target == "GPU":
+    if launched and target == "GPU" and hasattr(ms, "runtime"):
         ms.runtime.launch_blocking()  # else sums are read before NCCL has made them: wrong numbers
     if by_mpirun and not on_cpu and "OPAL_PREFIX" in env:
         with contextlib.suppress(OSError):  # init() itself finds only the system's

@@ -445,7 +445,8 @@ def test_the_set_up_empties_no_folder_of_others(name, tmp_path):
     (tmp_path / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
     (tmp_path / "link").symlink_to(".venv")
     (tmp_path / "papers").mkdir()
-    (tmp_path / "papers" / "complete").write_text("a list of mine\n")
+    (tmp_path / "papers" / "complete").touch()
+    (tmp_path / "papers" / "thesis").touch()
     there = sorted(tmp_path.rglob("*"))
     result = jobs.run("env", "-u", "VIRTUAL_ENV", f"VENV={name}", "bash", "-c", ". tools/environment.sh; echo ready",
                       cwd=tmp_path, env={"PYTHON": jobs.PYTHON})

@@ -560,6 +560,7 @@ def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     assert "MS_SCHED_HOST: 127.0.0.1 is an address by" in refused(
         first, "-H", "node1:2,node2:2", mnist, cwd=tmp_path, env={"MS_SCHED_HOST": "127.0.0.1"})
     # Of the same names and sizes, as of Fashion-MNIST; and an address that both have, as Docker gives each.
+    (other_data / ".DS_Store").touch()  # which harms nobody
     labels = (mnist / "train-labels-idx1-ubyte").read_bytes()
     (other_data / "train-labels-idx1-ubyte").write_bytes(labels[:8] + bytes(len(labels) - 8))
     for host in both:

@@ -112,8 +112,8 @@ def files_of(folder):
     for place, folders, names in itertools.chain(os.walk(folder), beside):
         folders.sort()  # the same order on all machines
         paths = [os.path.join(place, name) for name in sorted(names)[:MANY]]
-        files.update({os.path.relpath(path, folder): [os.path.getsize(path), checksum(path, len(files) + place < FEW)]
-                      for place, path in enumerate(paths) if os.path.exists(path)})
+        files.update({os.path.relpath(path, folder): [os.path.getsize(path), checksum(path, len(files) + earlier < FEW)]
+                      for earlier, path in enumerate(paths) if os.path.exists(path)})
         if len(files) >= MANY:
             break
     return files
@@ -143,8 +143,10 @@ def probe_network(wanted):
             code = client.connect_ex((wanted["address"], wanted["ports"][0]))
         if code not in (0, errno.ECONNREFUSED):  # refused is fine: it answers, nobody listens yet
             found["cut"] = os.strerror(code)
-        with contextlib.suppress(OSError), socket.create_server((wanted["address"], 0)):
-            found["cut"] = OWN_TOO
+        with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as route:
+            route.connect((wanted["address"], 9))  # sends nothing
+            if route.getsockname()[0] == wanted["address"]:
+                found["cut"] = OWN_TOO
     return found
 
 
@@ -271,7 +273,7 @@ def compare_data(there, here, folder):
             return f"{folder} has no file {name}; copy the data there or share the folder"
         if there[name][0] != size:
             return f"{folder}/{name} has {there[name][0]} bytes there, {size} here; copy it again"
-        if there[name][1] != its_checksum:
+        if None not in (there[name][1], its_checksum) and there[name][1] != its_checksum:
             return f"{folder}/{name} holds other data there than here; copy it again"
     if more := [name for name in there if name.startswith(os.pardir) and name not in here]:
         return f"{folder} has a file {more[0]} there, and none here; copy the data"

@@ -53,10 +53,10 @@ _show_progress() {
 }
 
 _make_venv() {
-    local venv="$1" python
-    # Its own, whole or interrupted, has a file complete: beside Python's pyvenv.cfg, or empty.
+    local venv="$1" python unfinished="an environment of tools/environment.sh, unfinished"
+    # Its own has a file complete: beside Python's pyvenv.cfg, or, if it was interrupted, with a certain word.
     if [[ -e "$venv" || -L "$venv" ]] && [[ -n "$(ls -A -- "$venv" 2>&1)" ]] &&
-        [[ ! -f "$venv/complete" || (! -f "$venv/pyvenv.cfg" && -n "$(<"$venv/complete")") ]]; then
+        [[ ! -f "$venv/complete" || (! -f "$venv/pyvenv.cfg" && "$(<"$venv/complete")" != "$unfinished") ]]; then
         echo "$venv was not made by this set-up, which would empty it: remove it, or name another one (VENV=FOLDER);" \
             "if it is your environment, activate it and pip install -r requirements.txt -r requirements-dev.txt" >&2
         return 1
@@ -64,7 +64,7 @@ _make_venv() {
     python="$(_find_python)"
     echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2
     # What is named complete stays, so that one that was interrupted is known.
-    if ! { mkdir -p -- "$venv" && echo >"$venv/complete" &&
+    if ! { mkdir -p -- "$venv" && echo "$unfinished" >"$venv/complete" &&
         find "$venv/" -mindepth 1 -maxdepth 1 ! -name complete -exec rm -rf {} + && "$python" -m venv "$venv"; }; then
         echo "'$python -m venv $venv' does not work here: is its venv module installed (Debian, Ubuntu: python3-venv)," \
             "and can $venv be written to (df -h)?" >&2

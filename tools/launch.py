@@ -472,9 +472,8 @@ class Job:
         elif key.data is self.servers:
             self.files.unregister(key.fileobj)
             code, self.reason, self.stopped = self.servers.news(key.fileobj)
-            early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
-            if code == 143 and early and not self.stopped:
-                self.reason, self.guess = None, self.ended_early(early)
+            if code == 143 and not self.stopped and (early := self.missed_early()):
+                self.reason = None
                 return 1, early["rank"]
             if code:
                 return code, None
@@ -507,20 +506,27 @@ class Job:
             self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
-        early = next((rank for rank in self.ranks.values() if rank["code"] == 0), None)
-        alone = not self.args.meeting and not self.args.machines  # else one of another machine may be the cause
-        if early and ("exiting improperly" in text_of(self.log) if "ended" in failed  # by mpirun, or by MindSpore,
-                      else failed["code"] == 143 and (early["rank"] == 0 or alone)):  # whose scheduler misses it
-            self.guess = self.ended_early(early)
+        # By mpirun, or by MindSpore.
+        improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
+        if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
             self.guess = "the ranks were ended by TERM, which did not come from this program"
         return failed["code"], failed["rank"]
 
-    @staticmethod
-    def ended_early(rank):
-        return (f"rank {rank['rank']} ended, with exit code 0, while others were at work, which ended them, too; let "
-                "all ranks do the same steps, and end the script by ranks.leave(), or normally")
+    def missed_early(self, by_mpirun=False):
+        """A rank that has ended with 0 and that the others missed, or None: mpirun says so, or MindSpore's scheduler,
+        which often ends with rank 0.
+        """
+        said = "".join([text_of(f"{self.place(self.args.logs)}/scheduler.log"),
+                        *(line for rank in self.ranks.values() for line in rank["lines"])])
+        missed = {*map(int, re.findall(r"The node: (\d+) is timed out", said)), *[0] * (self.args.launcher != "msrun")}
+        early = next((rank for rank in self.ranks.values() if rank["code"] == 0 and (
+            by_mpirun or rank["rank"] in missed)), None)
+        if early:
+            self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
+                          "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
+        return early
 
     def listen(self, seconds):
         """A rank has failed: hear the others for a moment. One that was killed is the cause, though another one, which
@@ -865,6 +871,7 @@ def run(args):
             say(f"{args.name}: {error}", sys.stderr)
             args.jobs.remove(job)  # what counts is how the one before has ended
             break
+        code = code if code or job.ranks or job.stopped else 1
         if servers:
             servers.tell(code=job_report.TIMED_OUT if args.timed_out else code, stopped=bool(job.stopped))
         if job.stopped:
@@ -873,7 +880,6 @@ def run(args):
                 say(f"{args.name}: {job.reason}", sys.stderr)
             say_what_is_saved(args)
             return code
-        code = code if code or job.ranks else 1
         if code and failed is None and job.ranks and all(rank["code"] == 0 for rank in job.ranks.values()):
             job.guess = (f"all ranks ended with exit code 0, {args.launcher} with {code}, which they did not tell that "
                          "they end; end the script by ranks.leave(), or normally")

@@ -147,10 +147,11 @@ def compare():
     if others and alike and get_rank() == 0:
         why = ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
                "or a gradient was not averaged" if "reducer" in SEEN else
-               "each has trained alone, for nothing made them exchange gradients: " + (
-                   "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
-                   "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients)" if mode == "data_parallel"
-                   else "no parallel_mode was set before the training"))
+               "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
+               "training" if mode != "data_parallel" else
+               "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
+               "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients); if they are averaged in another "
+               "way, some weight began as another, or was left out")
         print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; {why}", flush=True)
 
 

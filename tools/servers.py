@@ -20,6 +20,7 @@ from pathlib import Path
 ENDS_WITHIN = 120  # s
 BEGINS_WITHIN = 20  # s; a launcher that has ended may have been that of the job before
 LONGEST = 9999  # bytes of a message
+ODD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # by messages of strangers
 
 
 def last_of(word):
@@ -73,7 +74,7 @@ class Servers:
         Raises:
             ValueError: they did not come.
         """
-        self.links, deadline, said = {}, time.monotonic() + self.patience, False
+        self.links, self.told, deadline, said = {}, [], time.monotonic() + self.patience, False
         if self.done:
             raise ValueError(self.done)
         while not self.complete():
@@ -90,7 +91,8 @@ class Servers:
                                     f"{self.port}")
         self.job["number"] = self.job["number"] or self.number
         for link in self.links.values() if self.door else ():
-            link.sendall(json.dumps({"go": self.number}).encode() + b"\n")
+            with contextlib.suppress(OSError):  # one that has just ended is heard of later
+                link.sendall(json.dumps({"go": self.number}).encode() + b"\n")
         self.patience = max(self.patience, ENDS_WITHIN)  # before a restart each has its own ranks to end
 
     def complete(self):
@@ -104,7 +106,7 @@ class Servers:
     def let_in(self):
         """On the first server: somebody may come, a stranger, too."""
         for link in select.select([self.door, *self.coming], [], [], 0.2)[0]:
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with contextlib.suppress(OSError, *ODD):
                 if link is self.door:
                     self.coming.append(self.door.accept()[0])
                     self.coming[-1].setblocking(False)
@@ -115,6 +117,9 @@ class Servers:
                     time.sleep(0.05)  # the rest is on its way
                 else:
                     self.admit(link, json.loads(line))
+        # Those that were here say nothing before all are, unless they have ended.
+        ended = select.select(self.links.values(), [], [], 0)[0]
+        self.links = {first: link for first, link in self.links.items() if link not in ended}
 
     def admit(self, link, its):
         """A launcher has said what it runs: is it one of this job?"""
@@ -127,7 +132,7 @@ class Servers:
         elif its["number"] != self.job["number"]:
             wrong = ("of one job, {}, a launcher that begins and one that starts again are at this port; end all, and "
                      "start them together, with --resume if they are to go on")
-        elif first in self.links and not select.select([self.links[first]], [], [], 0)[0]:
+        elif first in self.links:
             wrong = f"the launcher of the ranks from {first} on was started twice: {{}}"
         if wrong:
             self.tell_once(wrong.format(theirs, mine))
@@ -150,10 +155,10 @@ class Servers:
                     self.left, self.asked = float("inf"), None
                     time.sleep(0.5)  # it may be the job before, which ends
                 else:
-                    self.links = {0: self.asked} if "go" in answer else {}
-                    self.number = answer.get("go", self.number)
+                    self.number = answer["go"]  # or it is none of ours, or has ended
+                    self.links = {0: self.asked}
                     self.ended()
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, *ODD):
             if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
                 raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
                                  "for others; see there") from None
