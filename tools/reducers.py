@@ -150,8 +150,8 @@ def compare():
                "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
                "training" if mode != "data_parallel" else
                "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
-               "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients); if they are averaged in another "
-               "way, some weight began as another, or was left out")
+               "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients); if they are averaged in "
+               "another way, some weight began as another, or was left out")
         print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; {why}", flush=True)
 
 
