@@ -905,6 +905,17 @@ def test_ctrl_c_of_msrun_alone_is_not_said_to_be_a_lack_of_memory(tmp_path):
     assert not result.left_over
 
 
+def test_ctrl_c_of_msrun_where_the_shell_ignores_it(tmp_path):
+    """As behind & in a script."""
+    (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(3)\nprint('done', flush=True)")
+    with jobs.Job("bash", "-c", 'trap "" INT; exec "$@"', "bash", jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--with",
+                  "msrun", "rank.py", cwd=tmp_path) as job:
+        job.wait_for("(?s)ready.*ready")
+        os.kill(started(job, "msrun"), signal.SIGINT)
+        result = job.finish(60)
+    assert (result.code, result.output.count("] done\n"), result.left_over) == (0, 2, []), result.output
+
+
 def test_a_crash_of_msrun_itself_is_shown(tmp_path):
     """It cannot load MindSpore with so little memory, and dies of SEGV or, sometimes, of ABRT; being told of a signal,
     one would look for who sent it.

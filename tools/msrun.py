@@ -13,10 +13,10 @@ from pathlib import Path
 
 import quick_import
 
-if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    # It kills its ranks at Ctrl-C, which then looks like a lack of memory; launch.py sees what has ended it.
+# It kills its ranks at Ctrl-C, which then looks like a lack of memory; launch.py sees what has ended it.
+if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as behind & in a script
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal = lambda *_: None
+signal.signal = lambda *_: None
 quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
 from mindspore.parallel.cluster.run import main  # noqa: E402
 
