@@ -907,7 +907,7 @@ def test_ctrl_c_of_msrun_alone_is_not_said_to_be_a_lack_of_memory(tmp_path):
 
 def test_ctrl_c_of_msrun_where_the_shell_ignores_it(tmp_path):
     """As behind & in a script."""
-    (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(3)\nprint('done', flush=True)")
+    (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(3)\nprint('done')")
     with jobs.Job("bash", "-c", 'trap "" INT; exec "$@"', "bash", jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--with",
                   "msrun", "rank.py", cwd=tmp_path) as job:
         job.wait_for("(?s)ready.*ready")
