@@ -767,6 +767,21 @@ def test_servers_that_have_ended_well_are_not_waited_for(tmp_path):
         assert time.monotonic() - ended < jobs.soon(20)
     assert ("restart 1 of 1\nranks.py: the ranks from 2 on, on another server, have ended with exit code 0, and do not "
             "start again\n") in result.output
+    assert re.search(r"^ranks.py: rank [01] failed, exit code 5\.", result.output, re.MULTILINE)
+
+
+def test_a_server_that_cannot_start_ends_the_others(tmp_path):
+    """When they have met: a file lies where its logs are to go."""
+    (options, others), env = two_servers(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/device2").touch()
+    with start(tmp_path, "import time\ntime.sleep(600)", 4, *options, env=env) as first, \
+            start(tmp_path / "other", "", 4, *others, env=env) as second:
+        began = time.monotonic()
+        two, one = second.finish(), first.finish()
+        assert time.monotonic() - began < jobs.soon(20)
+    assert (one.code, two.code, one.left_over, two.left_over) == (2, 2, [], []), one.output + two.output
+    assert "the ranks from 2 on, on another server, ended with exit code 2; see there" in one.output
 
 
 def test_strangers_at_the_door_of_servers(tmp_path):

@@ -471,11 +471,11 @@ class Job:
                 return 128 + number, None
         elif key.data is self.servers:
             self.files.unregister(key.fileobj)
-            code, self.reason, self.stopped = self.servers.news(key.fileobj)
-            if code == 143 and not self.stopped and (early := self.missed_early()):
-                self.reason = None
+            code, reason, stopped = self.servers.news(key.fileobj)
+            if code == 143 and not stopped and (early := self.missed_early()):
                 return 1, early["rank"]
-            if code:
+            if code:  # else these have ended well, and what becomes of the ranks here has another reason
+                self.reason, self.stopped = reason, stopped
                 return code, None
         elif not self.hear(key.fileobj, key.data):
             self.files.unregister(key.fileobj)
@@ -866,6 +866,8 @@ def run(args):
         try:
             code, failed = job.run(options, again=attempt > 1)
         except (ValueError, OSError) as error:
+            if servers:
+                servers.tell(code=2)  # those that are here need not wait
             if attempt == 1:
                 raise
             say(f"{args.name}: {error}", sys.stderr)

@@ -146,6 +146,7 @@ class Servers:
             if not self.asked:
                 self.asked = socket.create_connection((self.host, self.port), timeout=5)
                 self.asked.sendall(json.dumps({"first": self.own, **self.job}).encode() + b"\n")
+                self.left = float("inf")
             elif select.select([self.asked], [], [], 0.2)[0]:
                 line = read_line(self.asked)
                 if line is None:
@@ -173,12 +174,18 @@ class Servers:
             self.left = min(self.left, time.monotonic())
         self.asked = None
 
+    def well(self, first):
+        self.done = f"the ranks from {first} on, on another server, have ended with exit code 0, and do not start again"
+
     def tell(self, **what):
         """Tell all other servers how it has ended, here unless what["first"] names another server by its first rank:
         the exit code, and whether somebody wanted it.
         """
         what = {"first": self.own, **what}
-        for link in self.links.values():
+        for first, link in self.links.items():
+            with contextlib.suppress(OSError, *ODD):  # has it just said that it has ended well?
+                if select.select([link], [], [], 0)[0] and json.loads(link.recv(999))["code"] == 0:
+                    self.well(first)
             with contextlib.suppress(OSError):
                 link.sendall(json.dumps(what).encode() + b"\n")
                 link.close()
@@ -197,8 +204,7 @@ class Servers:
                 f" with exit code {said['code']}; see there")
         link.close()
         if not said["code"]:
-            self.done = (f"the ranks from {first} on, on another server, have ended with exit code 0, and do not start "
-                         "again")
+            self.well(first)
         if self.door and said["code"]:
             self.tell(**said)
         return said["code"], sentence, said["stopped"]
