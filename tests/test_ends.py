@@ -795,10 +795,9 @@ def test_strangers_at_the_door_of_servers(tmp_path):
                                       b"x" * 50000, b"\xff\x00\n")):
             link.sendall(said)
 
-
         def drip():
             with contextlib.suppress(OSError):
-                while not first.process.poll():
+                while first.process.poll() is None:
                     links[0].sendall(b"[")
                     time.sleep(0.3)
         threading.Thread(target=drip, daemon=True).start()
@@ -1019,7 +1018,8 @@ time.sleep(600)
 @pytest.mark.parametrize(("launcher", "who", "sentence"), [
     *((launcher, "1", "rank 1 ended, with exit code 0, while others were at work, which ended them, too; let all")
       for launcher in ("mpirun", "msrun", "table")),
-    ("mpirun", "01", "(all ranks ended with exit code 0, mpirun with 1, which they|rank [01] ended, with exit code 0)"),
+    ("mpirun", "01",
+     "(all ranks ended with exit code 0, mpirun with 1, which they|rank [01] ended, with exit code 0,)"),
 ])
 def test_ranks_that_end_well_and_do_not_tell(launcher, who, sentence, tmp_path):
     """Both at once: mpirun may have ended the second for the first, or not. Without mpirun MindSpore's scheduler misses

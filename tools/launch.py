@@ -514,13 +514,22 @@ class Job:
             self.guess = "the ranks were ended by TERM, which did not come from this program"
         return failed["code"], failed["rank"]
 
+    def said(self):
+        """The log of msrun's scheduler, on the first machine; else its lines are among those of rank 0. And the last
+        lines of all ranks.
+        """
+        return "\n".join([text_of(f"{self.place(self.args.logs)}/scheduler.log"),
+                          *(line for rank in self.ranks.values() for line in rank["lines"])])
+
+    def timed_out(self):
+        """The ranks that MindSpore's scheduler has missed."""
+        return set(map(int, re.findall(r"The node: (\d+) is timed out", self.said())))
+
     def missed_early(self, by_mpirun=False):
         """A rank that has ended with 0 and that the others missed, or None: mpirun says so, or MindSpore's scheduler,
         which often ends with rank 0.
         """
-        said = "".join([text_of(f"{self.place(self.args.logs)}/scheduler.log"),
-                        *(line for rank in self.ranks.values() for line in rank["lines"])])
-        missed = {*map(int, re.findall(r"The node: (\d+) is timed out", said)), *[0] * (self.args.launcher != "msrun")}
+        missed = self.timed_out() | ({0} if self.args.launcher != "msrun" else set())
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0 and (
             by_mpirun or rank["rank"] in missed)), None)
         if early:

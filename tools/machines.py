@@ -237,10 +237,7 @@ def blame_connection(args, job, code):
 
 def blame_others(args, job, code):
     """With a launcher on each machine: ranks of others that failed, or machines that did not start or fit."""
-    log = Path(args.logs, "scheduler.log")  # of msrun, on the first machine; else its lines are rank 0's
-    said = "\n".join([log.read_text(errors="replace") if log.exists() else "",
-                      *(line for each in job.ranks.values() for line in each["lines"])])
-    gone = sorted(set(map(int, re.findall(r"The node: (\d+) is timed out", said))) - set(args.local))
+    said, gone = job.said(), sorted(job.timed_out() - set(args.local))
     host, port, starts = args.meeting
     own = args.local[0]
     if args.launcher == "msrun":

@@ -52,11 +52,11 @@ class Servers:
         self.coming, self.told, self.done = [], [], None
         words = [part for word in args.options for part in (word.split("=", 1) if word[:2] == "--" else [word])]
         shown = f"{args.n} ranks on {len(self.all)} servers, {Path(args.script).name} {' '.join(args.options)}"
-        # What is to be the same; how people see it; and, after the first meeting, which job it is.
         runs = repr([args.n, self.all, Path(args.script).name, *map(last_of, words)])
-        self.job = {"runs": hashlib.sha256(runs.encode()).hexdigest(), "number": "",
+        # What is to be the same, and how people see it; and which job it is, after the first meeting.
+        self.job = {"runs": hashlib.sha256(runs.encode()).hexdigest(),
                     "shown": shown.encode(errors="replace").decode()[:300]}
-        self.number = secrets.token_hex(8)
+        self.number = ""
         if self.port > 65535:
             raise ValueError(f"with --restarts the servers' launchers meet at the port after {self.port - 1}, and "
                              "there is none; set MS_SCHED_PORT (--master-port) to a lower one")
@@ -89,7 +89,7 @@ class Servers:
             if not said and not self.complete():
                 said = not self.say(f"{self.name}: waiting for the launchers of the other servers at {self.host}:"
                                     f"{self.port}")
-        self.job["number"] = self.job["number"] or self.number
+        self.number = self.number or secrets.token_hex(8)  # the others have been given that of the first
         for link in self.links.values() if self.door else ():
             with contextlib.suppress(OSError):  # one that has just ended is heard of later
                 link.sendall(json.dumps({"go": self.number}).encode() + b"\n")
@@ -129,7 +129,7 @@ class Servers:
         wrong = ""
         if its["runs"] != self.job["runs"]:
             wrong = "a launcher of another job is at this port: there {}, here {}"
-        elif its["number"] != self.job["number"]:
+        elif its["number"] != self.number:
             wrong = ("of one job, {}, a launcher that begins and one that starts again are at this port; end all, and "
                      "start them together, with --resume if they are to go on")
         elif first in self.links:
@@ -145,34 +145,26 @@ class Servers:
         try:
             if not self.asked:
                 self.asked = socket.create_connection((self.host, self.port), timeout=5)
-                self.asked.sendall(json.dumps({"first": self.own, **self.job}).encode() + b"\n")
                 self.left = float("inf")
+                self.asked.sendall(json.dumps({"first": self.own, "number": self.number, **self.job}).encode() + b"\n")
             elif select.select([self.asked], [], [], 0.2)[0]:
                 line = read_line(self.asked)
                 if line is None:
                     time.sleep(0.1)  # the rest is on its way
                 elif "wrong" in (answer := json.loads(line or "{}")):
                     self.tell_once(answer["wrong"])
-                    self.left, self.asked = float("inf"), None
+                    self.asked = None
                     time.sleep(0.5)  # it may be the job before, which ends
                 else:
                     self.number = answer["go"]  # or it is none of ours, or has ended
-                    self.links = {0: self.asked}
-                    self.ended()
+                    self.links, self.asked = {0: self.asked}, None
         except (OSError, *ODD):
             if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
                 raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
                                  "for others; see there") from None
-            self.ended()
+            if self.asked:
+                self.left, self.asked = time.monotonic(), None
             time.sleep(0.2)
-
-    def ended(self):
-        """Whom this one has asked has answered, or has ended without an answer."""
-        if self.links:
-            self.left = float("inf")
-        elif self.asked:
-            self.left = min(self.left, time.monotonic())
-        self.asked = None
 
     def well(self, first):
         self.done = f"the ranks from {first} on, on another server, have ended with exit code 0, and do not start again"
@@ -184,7 +176,7 @@ class Servers:
         what = {"first": self.own, **what}
         for first, link in self.links.items():
             with contextlib.suppress(OSError, *ODD):  # has it just said that it has ended well?
-                if select.select([link], [], [], 0)[0] and json.loads(link.recv(999))["code"] == 0:
+                if select.select([link], [], [], 0)[0] and json.loads(read_line(link))["code"] == 0:
                     self.well(first)
             with contextlib.suppress(OSError):
                 link.sendall(json.dumps(what).encode() + b"\n")
@@ -198,7 +190,7 @@ class Servers:
         said = {"code": 1, "stopped": False, "first": first}
         sentence = f"the launcher of the ranks from {first} on has vanished"
         with contextlib.suppress(OSError, ValueError):
-            said.update(json.loads(link.recv(999)))
+            said.update(json.loads(read_line(link) or b""))
             sentence = (f"the ranks from {said['first']} on, on another server, " + (
                 "were ended there, by a signal or the --time-limit," if said["stopped"] else "ended") +
                 f" with exit code {said['code']}; see there")
