@@ -290,9 +290,10 @@ MPI.COMM_WORLD.Barrier()
 
 
 @pytest.mark.parametrize(("value", "words"), [("tcp", "MPI_INIT has failed"), ("nonsense", "Component: nonsense")])
-def test_a_setting_of_open_mpi_with_which_no_rank_says_a_word(value, words, tmp_path):
+@pytest.mark.parametrize("first", ["", "print('begins', flush=True)"])
+def test_a_setting_of_open_mpi_with_which_no_rank_says_why(first, value, words, tmp_path):
     pytest.importorskip("mpi4py", exc_type=ImportError)
-    (tmp_path / "script.py").write_text(SHARED)
+    (tmp_path / "script.py").write_text(first + SHARED)
     for _ in range(20):
         result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 2, "script.py", cwd=tmp_path,
                           env={"OMPI_MCA_btl": value, "DEVICE_TARGET": "CPU"})

@@ -65,7 +65,9 @@ class Agent:
 
     def run(self):
         """Stay until the script has ended; this process then ends with its code."""
-        signal.signal(signal.SIGTERM, self.end)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self.end)
         self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
                   agent=os.getpid())
         self.write(b"")  # the log is there from the start
@@ -180,7 +182,8 @@ class Agent:
         """End the script and this process."""
         if by_signal:  # by mpirun, or by somebody's kill
             with contextlib.suppress(OSError):
-                self.link.sendall(b'\n{"ended": true}\n')  # the signal may have come in the middle of a message
+                # The signal may have come in the middle of a message.
+                self.link.sendall(b'\n{"ended": %d}\n' % by_signal[0])
         else:
             end_orted()
         self.clear_away()

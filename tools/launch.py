@@ -511,7 +511,8 @@ class Job:
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
-            self.guess = "the ranks were ended by TERM, which did not come from this program"
+            name = signal.Signals(failed["ended"]).name[3:]
+            self.guess = f"the ranks were ended by {name}, which did not come from this program"
         return failed["code"], failed["rank"]
 
     def said(self):
@@ -596,7 +597,7 @@ class Job:
             for line in message.get("lines", ()):
                 self.show(state["rank"], line)
         if not data and state["rank"] and state["rank"]["code"] is None:
-            state["rank"].update(code=143 if "ended" in state["rank"] else 137, lost=state.get("lost"))
+            state["rank"].update(code=128 + state["rank"].get("ended", signal.SIGKILL), lost=state.get("lost"))
         return bool(data)
 
     def show(self, rank, line):
@@ -775,8 +776,8 @@ def report(args, job, code, failed):
         return say(f"{args.name}: {reason}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
     lines = text.splitlines()[-30:]
-    by_mpi = not job.ranks or (not (rank and rank["lines"]) and re.search(  # show_help.c: it could not even say why
-        r"show_help\.c|in MPI_Init|MPI_INIT has failed|A requested component was not", text))
+    by_mpi = not job.ranks or re.search("in MPI_Init|MPI_INIT has failed|A requested component was not", text) or (
+        not (rank and rank["lines"]) and "show_help.c" in text)  # it could not even say why
     if rank:
         who = f"rank {failed}{args.place(failed)}"
         if not by_mpi:  # else mpirun says why

@@ -14,7 +14,7 @@ from pathlib import Path
 MB = 1 << 20
 FILE_SIZE = 10  # MB
 MPIRUNS_FILES = 10  # MB: measured, 8.4 with 1 to 8 ranks
-ADDRESSES, DATA, STACK = 2900, 1400, 0.5  # MB: measured, a rank starts and trains with a little more
+ADDRESSES, DATA, STACK = 2900, 1600, 0.5  # MB: measured, a rank starts and trains with a little more
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 STAY_HERE = "OMPI_MCA_ras", "^slurm,tm,lsf,gridengine"
 ANY_NAME = "OMPI_MCA_regx", "naive"  # else mpirun can read no host name with an _
