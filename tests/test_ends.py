@@ -770,6 +770,45 @@ def test_servers_that_have_ended_well_are_not_waited_for(tmp_path):
     assert re.search(r"^ranks.py: rank [01] failed, exit code 5\.", result.output, re.MULTILINE)
 
 
+FAILS_WHEN_TOLD = """import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to end it takes 2 s
+own = pathlib.Path(sys.argv[3], os.environ["RANK_ID"])
+print("ready", flush=True)
+while not own.exists():
+    time.sleep(0.01)
+print("told", flush=True)
+sys.exit(int(own.read_text()))
+"""
+
+
+@pytest.mark.parametrize("how", ["rank", "launcher", "launcher, between two starts"])
+def test_servers_that_end_for_good_are_not_waited_for(how, tmp_path):
+    """On the first one a rank fails, and in the same moment, or soon, the other one ends and will not start again."""
+    (options, others), env = two_servers(tmp_path)
+    (tell := tmp_path / "tell").mkdir()
+    (tmp_path / "other").mkdir()
+    with start(tmp_path, FAILS_WHEN_TOLD, 4, *options, tell, env=env) as first, \
+            start(tmp_path / "other", FAILS_WHEN_TOLD, 4, *others, tell, env=env) as second:
+        for job in (first, second):
+            job.wait_for(r"(?s)ready.*ready")
+        for rank, code in (("0", "5"), ("3", "2"))[:1 + (how == "rank")]:
+            (tell / f"{rank}.new").write_text(code)
+            (tell / f"{rank}.new").rename(tell / rank)
+        first.wait_for("told")
+        if "between" in how:
+            first.wait_for("restart 1 of 1")
+        if "launcher" in how:
+            second.process.terminate()
+        began = time.monotonic()
+        one, two = first.finish(), second.finish()
+        assert time.monotonic() - began < jobs.soon(20)
+    ended = 2 if how == "rank" else 143
+    assert (one.code, two.code, one.left_over, two.left_over) == (5, ended, [], []), one.output + two.output
+    assert ("ranks.py: the ranks from 2 on, on another server, have ended with exit code "
+            f"{ended}, and do not start again\n") in one.output
+
+
+
 def test_a_server_that_cannot_start_ends_the_others(tmp_path):
     """When they have met: a file lies where its logs are to go."""
     (options, others), env = two_servers(tmp_path)
@@ -852,7 +891,7 @@ def test_a_server_that_waits_ends_when_the_first_one_was_ended(tmp_path):
         assert time.monotonic() - sent < jobs.soon()
         assert second.finish().code == 2
         assert time.monotonic() - sent < jobs.soon(30)  # the first may have been that of the job before
-        assert "from 0 on, on another server, has ended while it waited for others; see there" in second.output()
+        assert "from 0 on, on another server, has ended and had not let this one in; see there" in second.output()
 
 
 def test_servers_that_start_again_wait_as_long_as_they_are_told(tmp_path):

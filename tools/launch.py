@@ -877,7 +877,7 @@ def run(args):
             code, failed = job.run(options, again=attempt > 1)
         except (ValueError, OSError) as error:
             if servers:
-                servers.tell(code=2)  # those that are here need not wait
+                servers.tell(code=code if attempt > 1 else 2, over=True)  # those that are here need not wait
             if attempt == 1:
                 raise
             say(f"{args.name}: {error}", sys.stderr)

@@ -75,9 +75,9 @@ class Servers:
             ValueError: they did not come.
         """
         self.links, self.told, deadline, said = {}, [], time.monotonic() + self.patience, False
-        if self.done:
-            raise ValueError(self.done)
-        while not self.complete():
+        while self.done or not self.complete():
+            if self.done:
+                raise ValueError(self.done)
             job.look_at_the_clock()
             if job.signalled():
                 return
@@ -123,6 +123,10 @@ class Servers:
 
     def admit(self, link, its):
         """A launcher has said what it runs: is it one of this job?"""
+        if "code" in its:
+            if its["number"] == self.number:  # it has ended between two starts
+                self.heed(its)
+            return
         link.settimeout(5)
         first, mine = int(its["first"]), self.job["shown"]
         theirs = "".join(letter if letter.isprintable() else "?" for letter in its["shown"])
@@ -155,33 +159,50 @@ class Servers:
                     self.tell_once(answer["wrong"])
                     self.asked = None
                     time.sleep(0.5)  # it may be the job before, which ends
+                elif self.number and "code" in answer:
+                    self.heed(answer)
                 else:
                     self.number = answer["go"]  # or it is none of ours, or has ended
                     self.links, self.asked = {0: self.asked}, None
-        except (OSError, *ODD):
+        except (OSError, *ODD) as error:
             if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
-                raise ValueError("the launcher of the ranks from 0 on, on another server, has ended while it waited "
-                                 "for others; see there") from None
-            if self.asked:
-                self.left, self.asked = time.monotonic(), None
+                raise ValueError("the launcher of the ranks from 0 on, on another server, has ended and had not let "
+                                 "this one in; see there") from None
+            if self.asked or (self.number and isinstance(error, ConnectionRefusedError)):  # its door was open before
+                self.left, self.asked = min(self.left, time.monotonic()), None
             time.sleep(0.2)
 
-    def well(self, first):
-        self.done = f"the ranks from {first} on, on another server, have ended with exit code 0, and do not start again"
+    def heed(self, said):
+        """A server has said how it has ended: will it start again?"""
+        if self.over(said):
+            self.done = (f"the ranks from {said['first']} on, on another server, have ended with exit code "
+                         f"{said['code']}, and do not start again")
+
+    @staticmethod
+    def over(said):
+        return said.get("over") or said.get("stopped") or said["code"] in (0, 2)
+
+    @staticmethod
+    def send(link, what):
+        """The last that is said on a connection."""
+        with contextlib.suppress(OSError), link:
+            link.sendall(json.dumps(what).encode() + b"\n")
 
     def tell(self, **what):
         """Tell all other servers how it has ended, here unless what["first"] names another server by its first rank:
-        the exit code, and whether somebody wanted it.
+        the exit code, whether somebody wanted it (stopped), and whether that was the last start (over).
         """
-        what = {"first": self.own, **what}
-        for first, link in self.links.items():
-            with contextlib.suppress(OSError, *ODD):  # has it just said that it has ended well?
-                if select.select([link], [], [], 0)[0] and json.loads(read_line(link))["code"] == 0:
-                    self.well(first)
+        what = {"first": self.own, "number": self.number, **what}
+        links, self.links, heard = self.links.values(), {}, bool(self.links)
+        for link in links:
+            with contextlib.suppress(OSError, *ODD):  # has it just said that it has ended, too?
+                if select.select([link], [], [], 0)[0]:
+                    heard = False
+                    self.heed(json.loads(read_line(link)))
+            self.send(link, what)
+        if self.number and self.over(what) and not (self.door or heard or self.done):  # it is to start again, or does
             with contextlib.suppress(OSError):
-                link.sendall(json.dumps(what).encode() + b"\n")
-                link.close()
-        self.links = {}
+                self.send(socket.create_connection((self.host, self.port), timeout=2), what)
 
     def news(self, link):
         """How it has ended on a server: (exit code, what to say of it, did somebody want it?)."""
@@ -195,8 +216,7 @@ class Servers:
                 "were ended there, by a signal or the --time-limit," if said["stopped"] else "ended") +
                 f" with exit code {said['code']}; see there")
         link.close()
-        if not said["code"]:
-            self.well(first)
+        self.heed(said)
         if self.door and said["code"]:
             self.tell(**said)
         return said["code"], sentence, said["stopped"]
