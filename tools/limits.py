@@ -26,6 +26,7 @@ def look(ranks, mpirun, warn):
     look_at_ulimit(ranks, warn)
     look_at_loopback()
     look_at_name()
+    look_at_mindspores_logs()
     if os.path.isdir(os.getenv("TMPDIR", "")):
         os.environ["TMPDIR"] = os.path.abspath(os.environ["TMPDIR"])  # ranks may run in folders of their own
     if not mpirun:
@@ -47,6 +48,18 @@ def look_at_disk(place, ranks, need, what, way_out):
         full = "is full" if free == 0 else f"has {free // MB} MB free" if free < need * MB else "takes no more files"
         raise ValueError(f"the disk of {place} {full}, and {what} go there{f' ({need} MB)' * (need > 0)}; free some "
                          f"(df -h, df -i), or {way_out}")
+
+
+def look_at_mindspores_logs():
+    """Can the folder be written that MindSpore's own logs go to, if its variables want files?"""
+    if os.getenv("GLOG_logtostderr") != "0" or not os.getenv("GLOG_log_dir"):  # noqa: SIM112  # their real names
+        return
+    folder = os.environ["GLOG_log_dir"] = os.path.abspath(os.environ["GLOG_log_dir"])  # noqa: SIM112
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    if not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+        raise ValueError(f"GLOG_log_dir is {folder}, where you may not write, and GLOG_logtostderr=0 has MindSpore "
+                         "write files there; unset GLOG_logtostderr, or name another folder")
 
 
 def stay_here():
