@@ -25,6 +25,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -231,13 +232,13 @@ def rounds(rows, repeats, part, measure):
 def measure_steps(args, part):
     rows = {"mnist": mnist_rows, "batches": batches_rows, "resnet": resnet_rows}[part](args)
     return rounds(rows, args.repeats, part,
-                  lambda row, command, environment: measure_run(command, environment, args.output / "work"))
+                  lambda row, command, environment: measure_run(command, environment, args.work))
 
 
 def measure_first_loss(args):
     """Seconds from the command to the first printed loss."""
     def first(row, command, environment):
-        folder = args.output / "work" / f"{row[0]} {time.monotonic_ns()}"
+        folder = args.work / f"{row[0]} {time.monotonic_ns()}"
         log = None
         if row[0] == "plain msrun":  # another port each time: see the end of lines_of()
             log = folder / "log" / "worker_0.log"
@@ -255,7 +256,7 @@ def measure_all_reduce(args):
         for name, command, how in (("MPI", mpirun(2, HERE / "allreduce.py"), {}),
                                    ("MCCL", mpirun(2, HERE / "allreduce.py"), {"ALL_REDUCE": "MCCL"}),
                                    ("gloo", torchrun(2, "allreduce"), {})):
-            for _, line in lines_of(command, {**shared_cores(2), **how}, args.output / "work"):
+            for _, line in lines_of(command, {**shared_cores(2), **how}, args.work):
                 match = re.search(r"allreduce (\d+) bytes: ([\d.]+) s", line)
                 if match:
                     results.setdefault((name, 2, int(match[1])), []).append({"step": float(match[2])})
@@ -267,7 +268,7 @@ def measure_profile(args):
     script, data = MNIST / "train_ddp.py", repeated_mnist(args, 15)
 
     def split(row, command, environment):
-        folder = args.output / "work" / f"profile {time.monotonic_ns()}"
+        folder = args.work / f"profile {time.monotonic_ns()}"
         command = [word if word != "FOLDER" else folder for word in command]
         collections.deque(lines_of(command, environment, folder), maxlen=0)
         text = subprocess.run([sys.executable, HERE / "where_time_goes.py", folder], check=True, text=True,
@@ -326,11 +327,12 @@ def main():
     file = args.output / "speed.json"  # parts that were measured before stay
     report = json.loads(file.read_text()) if file.is_file() else {"parts": {}}
     report = {"machine": machine(), "repeats": args.repeats, "parts": report["parts"]}
-    for part in parts:
-        report["parts"][part] = [{"name": row[0], "ranks": row[1], "size": row[2], "runs": values}
-                                 for row, values in measures[part]().items()]
-        file.write_text(json.dumps(report, indent=1) + "\n")
-    shutil.rmtree(args.output / "work", ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="work.", dir=args.output) as work:
+        args.work = Path(work)
+        for part in parts:
+            report["parts"][part] = [{"name": row[0], "ranks": row[1], "size": row[2], "runs": values}
+                                     for row, values in measures[part]().items()]
+            file.write_text(json.dumps(report, indent=1) + "\n")
     print(speed_page.tables(file.read_text()))
 
 

@@ -44,10 +44,13 @@ def prepare(args, launch):
 
 def compute_plan(args):
     """See to it that the ranks' script runs under compute.py, which needs mpirun."""
-    if args.launcher == "msrun" and {"semi_auto_parallel", "auto_parallel"} & set(args.options):
-        raise ValueError("a plan is computed on CPU under mpirun only; leave out --launcher msrun")
-    if args.launcher == "msrun" or args.first is not None:
-        return  # ranks that do not share an mpirun could not exchange their numbers
+    by_msrun = args.launcher == "msrun"
+    if (by_msrun or args.machines) and {"semi_auto_parallel", "auto_parallel"} & set(args.options):
+        raise ValueError("a plan is computed on CPU " + (
+            "under mpirun only; leave out --launcher msrun" if by_msrun else
+            "on one machine only; leave out --hosts and --hostfile"))
+    if by_msrun or args.machines or args.first is not None:
+        return  # ranks that do not share an mpirun and a machine could not exchange their numbers
     if subprocess.run([sys.executable, HERE / "compute.py", "--check"], check=False).returncode:
         raise ValueError  # it has said why
     for name in ("MS_SCHED_HOST", "MS_SCHED_PORT"):  # for a table's ranks; mpirun's find each other by themselves

@@ -771,8 +771,8 @@ def test_servers_that_have_ended_well_are_not_waited_for(tmp_path):
 
 
 FAILS_WHEN_TOLD = """import os, pathlib, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to end it takes 2 s
 own = pathlib.Path(sys.argv[3], os.environ["RANK_ID"])
+signal.signal(signal.SIGTERM, lambda *_: own.with_suffix(".term").touch())  # to end it takes 2 s
 print("ready", flush=True)
 while not own.exists():
     time.sleep(0.01)
@@ -807,6 +807,32 @@ def test_servers_that_end_for_good_are_not_waited_for(how, tmp_path):
     assert ("ranks.py: the ranks from 2 on, on another server, have ended with exit code "
             f"{ended}, and do not start again\n") in one.output
 
+
+
+def test_a_first_server_that_has_ended_for_good_is_not_awaited(tmp_path):
+    """By one that is to start again, also where the next job's first server has the same port by then."""
+    (options, others), env = two_servers(tmp_path)
+    for folder in ("tell", "other", "next"):
+        (tmp_path / folder).mkdir()
+    with start(tmp_path, FAILS_WHEN_TOLD, 4, *options, tmp_path / "tell", env=env) as first, \
+            start(tmp_path / "other", FAILS_WHEN_TOLD, 4, *others, tmp_path / "tell", env=env) as second:
+        for job in (first, second):
+            job.wait_for(r"(?s)ready.*ready")
+        (tmp_path / "tell" / "new").write_text("5")
+        (tmp_path / "tell" / "new").rename(tmp_path / "tell" / "3")
+        while not (tmp_path / "tell" / "0.term").exists() and first.process.poll() is None:
+            time.sleep(0.01)
+        first.process.terminate()  # it has heard that, and ends its ranks
+        assert first.finish().code == 143
+        began = time.monotonic()
+        with start(tmp_path / "next", "", 4, *options, "next", env=env) as following:
+            result = second.finish()
+            assert (result.code, result.left_over) == (5, []), result.output
+            assert time.monotonic() - began < jobs.soon(15)
+            assert ("ranks.py: the launcher of the ranks from 0 on, on another server, has ended and had not let this "
+                    "one in; see there\n") in result.output
+            with start(tmp_path / "other", "", 4, *others, "next", env=env) as ours:
+                assert [job.finish().code for job in (following, ours)] == [0, 0]
 
 
 def test_a_server_that_cannot_start_ends_the_others(tmp_path):

@@ -98,6 +98,27 @@ def test_a_folder_in_use_is_left_alone_and_force_replaces_the_set_only(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.partial"], "only its own draft is gone"
 
 
+def test_a_set_on_another_disk_is_replaced_whole_or_not_at_all(tmp_path):
+    """Such as a container's volume: nothing is renamed from disk to disk, and a mount point itself cannot be."""
+    small = ("--classes", 2, "--train-images", 2, "--test-images", 1)
+    for name, mount in (("whole", "whole"), ("part", "part/Test")):
+        (tmp_path / mount).mkdir(parents=True)
+        both = (f"mount -t tmpfs tmpfs {mount} || exit 77\n"
+                'for seed in 1 2; do "$@" --seed $seed --force || echo "code $?"; done\n'
+                f"cp -r {name}/. {name}.copy; rm -rf {mount}/*")
+        result = jobs.run(*jobs.UNSHARE, "--mount", "sh", "-c", both, "sh", jobs.PYTHON, TOOL, "fruits", name, *small,
+                          cwd=tmp_path)
+        if result.code == 77:
+            pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+        if name == "whole":
+            jobs.succeeded(make(tmp_path / "second", "fruits", *small, "--seed", 2))
+            assert digest(tmp_path / "whole.copy") == digest(tmp_path / "second"), result.output
+        else:
+            refused = f"make_datasets.py: {tmp_path}/part/Test is a mount point, which cannot be replaced; "
+            assert result.output.count(refused) == result.output.count("code 2\n") == 2
+            assert [path.name for path in (tmp_path / "part.copy").rglob("*")] == ["Test"]
+
+
 @pytest.mark.parametrize(("name", "options", "others"), [
     ("mnist", (), ("--seed", 2)), ("mnist", (), ("--download",)),
     ("fruits", ("--classes", 2, "--train-images", 3), ("--classes", 2, "--train-images", 4))])

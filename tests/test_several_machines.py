@@ -281,6 +281,21 @@ def test_a_far_start_folder_of_its_own(both, tmp_path):
     assert logs(start) == [["rank.0", "rank.1"], ["rank.0"], ["rank.0"], ["rank.0", "rank.1"]]
 
 
+def test_a_plan_is_computed_on_one_machine_only(both, tmp_path):
+    """Where the script has another mode for several, as resnet50_ascend's, it is left to that."""
+    write(tmp_path / "rank.py",
+          "import os\nprint('planned', 'ASCEND_PLAN' in os.environ, os.environ['MS_SCHED_HOST'])\n")
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--plan", "--hosts", "node1:1,node2:1",
+               tmp_path / "rank.py", "--")
+    with both[0].job(*command, cwd=tmp_path, env={"DEVICE_TARGET": "CPU"}) as job:
+        result = jobs.succeeded(job.finish(60))
+    assert result.output.count(f"planned False {both[0].address}") == 2, result.output
+    with both[0].job(*command, "semi_auto_parallel", cwd=tmp_path, env={"DEVICE_TARGET": "CPU"}) as job:
+        result = job.finish(60)
+    assert result.code == 2, result.output
+    assert "a plan is computed on CPU on one machine only; leave out --hosts and --hostfile\n" in result.output
+
+
 def test_a_far_ssh_server_that_dies(mnist, tmp_path, record_property):
     """It takes the connection along, which is not a TERM from somewhere; hosts of its own, for others need theirs."""
     (tmp_path / "hosts").mkdir()

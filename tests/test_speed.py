@@ -58,6 +58,8 @@ def test_every_row_was_measured_at_least_five_times():
 
 
 def test_the_profile_of_a_step_adds_up(mnist, cifar10, tmp_path):
+    (tmp_path / "out" / "work").mkdir(parents=True)
+    (tmp_path / "out" / "work" / "diary.txt").touch()
     result = jobs.succeeded(jobs.run(
         jobs.PYTHON, BENCHMARKS / "speed.py", "--parts", "profile", "--repeats", 1, "--mnist", mnist,
         "--cifar10", cifar10, "--output", "out", cwd=tmp_path, timeout=400))
@@ -72,6 +74,8 @@ def test_the_profile_of_a_step_adds_up(mnist, cifar10, tmp_path):
         assert (row["exchange"] > 0) == (ranks > 1)
     assert "| 2 |" in result.output
     assert not result.left_over
+    left = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
+    assert [path for path in left if "work" in path] == ["work", "work/diary.txt"]
 
 
 def test_bad_arguments_and_missing_data(cifar10, tmp_path):

@@ -264,6 +264,7 @@ def new_folders(args, names, elsewhere=()):
             os.makedirs(name)
     except OSError as error:
         raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); " + (
+            "another job may be starting here: start again, or in another folder" if error.errno == errno.EEXIST else
             "choose another --logs" if os.path.isabs(names[0]) else "start in a folder where you may write")) from None
     if old:
         say(f"{args.name}: the earlier {' '.join(old)} is now {aside}")
@@ -840,7 +841,7 @@ def go_inside(args):
             os._exit(0)
         os.setsid()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        out = os.open("train.log", os.O_WRONLY | os.O_CREAT)
+        out = os.open("train.log", os.O_WRONLY | os.O_CREAT, 0o666)
         for stream in (1, 2):
             os.dup2(out, stream)
     else:

@@ -13,6 +13,7 @@ that holds anything else, unless --force is given.
 """
 
 import argparse
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -203,18 +204,29 @@ def holds_fruits(folder, args):
 def put_in_place(partial, folder, force):
     """Turn the finished set into the folder; with --force replace what the set consists of and nothing else."""
     if folder.exists() and not any(folder.iterdir()) and not folder.samefile("."):  # a shell there would lose it
-        folder.rmdir()
+        with contextlib.suppress(OSError):  # a mount point stays
+            folder.rmdir()
     if not folder.exists():
         partial.rename(folder)
         return
     for old in sorted(folder / item.name for item in partial.iterdir()):
         if old.exists() and not (force or old.is_dir() and not any(old.iterdir())):
             raise DatasetError(f"{old} has come meanwhile, perhaps of another run; it is left as it is")
-    for item in partial.iterdir():
-        old = Path(os.path.realpath(folder / item.name))
-        if old.is_dir():
-            shutil.rmtree(old)
-        item.replace(old)
+        if os.path.ismount(old):
+            raise DatasetError(f"{old} is a mount point, which cannot be replaced; mount the whole set's folder "
+                               "instead, or name another one")
+    with contextlib.ExitStack() as stack:
+        drafts = {}
+        for item in partial.iterdir():  # first to where it goes, for that may be another disk, without room
+            old = Path(os.path.realpath(folder / item.name))
+            draft = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{old.name}.", suffix=".partial",
+                                                                    dir=old.parent))
+            drafts[old] = Path(draft)
+            shutil.move(item, drafts[old] / "new")
+        for old, draft in drafts.items():
+            if old.is_dir():
+                old.rename(draft / "old")
+            (draft / "new").replace(old)
 
 
 def positive(text):

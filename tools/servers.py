@@ -20,6 +20,7 @@ from pathlib import Path
 ENDS_WITHIN = 120  # s
 BEGINS_WITHIN = 20  # s; a launcher that has ended may have been that of the job before
 LONGEST = 9999  # bytes of a message
+GONE = "the launcher of the ranks from 0 on, on another server, has ended and had not let this one in; see there"
 ODD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # by messages of strangers
 
 
@@ -159,17 +160,19 @@ class Servers:
                     self.tell_once(answer["wrong"])
                     self.asked = None
                     time.sleep(0.5)  # it may be the job before, which ends
+                    self.done = GONE if self.number else None
                 elif self.number and "code" in answer:
                     self.heed(answer)
                 else:
                     self.number = answer["go"]  # or it is none of ours, or has ended
                     self.links, self.asked = {0: self.asked}, None
         except (OSError, *ODD) as error:
-            if time.monotonic() > self.left + BEGINS_WITHIN:  # it was there, and nobody listens any more
-                raise ValueError("the launcher of the ranks from 0 on, on another server, has ended and had not let "
-                                 "this one in; see there") from None
-            if self.asked or (self.number and isinstance(error, ConnectionRefusedError)):  # its door was open before
-                self.left, self.asked = min(self.left, time.monotonic()), None
+            # It was there, and nobody listens any more; after the first meeting its door is open until it ends.
+            if time.monotonic() > self.left + BEGINS_WITHIN or (
+                    self.number and isinstance(error, ConnectionRefusedError)):
+                self.done = GONE
+            if self.asked:
+                self.left, self.asked = time.monotonic(), None
             time.sleep(0.2)
 
     def heed(self, said):
