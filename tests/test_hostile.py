@@ -270,7 +270,7 @@ def test_what_a_shell_does_not_allow(tmp_path):
             ("ulimit -f 0", (), "files may have 0 KB at most here (ulimit -f)"),
             ("ulimit -n 40", (), "only 40 files may be open at a time here (ulimit -Hn), and 2 ranks need about 50"),
             ("export TMPDIR=rank.py", (), "TMPDIR is rank.py, which is no folder where you may write"),
-            ("export GLOG_logtostderr=0 GLOG_log_dir=rank.py/logs", (),
+            (f"export GLOG_logtostderr=0 GLOG_log_dir='{tmp_path}/rank.py/logs'", (),
              f"GLOG_log_dir is {tmp_path}/rank.py/logs, where you may not write"),
             ("export GLOG_v=5", (), "GLOG_v is '5'; write 0"),
             ("export MS_NODE_TIMEOUT=0", (), "MS_NODE_TIMEOUT is '0'; write a number of seconds, at least 1"),

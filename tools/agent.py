@@ -66,7 +66,7 @@ class Agent:
     def run(self):
         """Stay until the script has ended; this process then ends with its code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:
+            if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.end)
         self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
                   agent=os.getpid())

@@ -777,8 +777,9 @@ def report(args, job, code, failed):
         return say(f"{args.name}: {reason}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
     lines = text.splitlines()[-30:]
-    by_mpi = not job.ranks or re.search("in MPI_Init|MPI_INIT has failed|A requested component was not", text) or (
-        not (rank and rank["lines"]) and "show_help.c" in text)  # it could not even say why
+    by_mpi = not job.ranks or re.search("in MPI_Init|MPI_INIT has failed|opal_init failed", text) or (
+        not (rank and rank["lines"]) and re.search(  # show_help.c: it could not even say why
+            r"show_help\.c|A requested component was not", text))
     if rank:
         who = f"rank {failed}{args.place(failed)}"
         if not by_mpi:  # else mpirun says why
@@ -886,7 +887,8 @@ def run(args):
             break
         code = code if code or job.ranks or job.stopped else 1
         if servers:
-            servers.tell(code=job_report.TIMED_OUT if args.timed_out else code, stopped=bool(job.stopped))
+            servers.tell(code=job_report.TIMED_OUT if args.timed_out and code else code, stopped=bool(job.stopped),
+                         over=attempt > args.restarts)
         if job.stopped:
             if job.reason:  # another server's
                 args.failure = {"rank": None, "host": None, "exit_code": code, "why": job.reason}

@@ -52,12 +52,10 @@ def look_at_disk(place, ranks, need, what, way_out):
 
 def look_at_mindspores_logs():
     """Can the folder be written that MindSpore's own logs go to, if its variables want files?"""
-    if os.getenv("GLOG_logtostderr") != "0" or not os.getenv("GLOG_log_dir"):  # noqa: SIM112  # their real names
-        return
-    folder = os.environ["GLOG_log_dir"] = os.path.abspath(os.environ["GLOG_log_dir"])  # noqa: SIM112
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
-    if not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+    folder = Path(os.getenv("GLOG_log_dir", ""))  # noqa: SIM112  # its real name
+    place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
+    if os.getenv("GLOG_logtostderr") == "0" and folder.is_absolute() and not (  # noqa: SIM112
+            place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise ValueError(f"GLOG_log_dir is {folder}, where you may not write, and GLOG_logtostderr=0 has MindSpore "
                          "write files there; unset GLOG_logtostderr, or name another folder")
 

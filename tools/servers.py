@@ -196,14 +196,13 @@ class Servers:
         the exit code, whether somebody wanted it (stopped), and whether that was the last start (over).
         """
         what = {"first": self.own, "number": self.number, **what}
-        links, self.links, heard = self.links.values(), {}, bool(self.links)
+        links, self.links = self.links.values(), {}
         for link in links:
             with contextlib.suppress(OSError, *ODD):  # has it just said that it has ended, too?
                 if select.select([link], [], [], 0)[0]:
-                    heard = False
                     self.heed(json.loads(read_line(link)))
             self.send(link, what)
-        if self.number and self.over(what) and not (self.door or heard or self.done):  # it is to start again, or does
+        if self.number and self.over(what) and not (self.door or self.done):  # the first may have closed the connection
             with contextlib.suppress(OSError):
                 self.send(socket.create_connection((self.host, self.port), timeout=2), what)
 
