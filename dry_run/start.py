@@ -44,12 +44,12 @@ def prepare(args, launch):
 
 def compute_plan(args):
     """See to it that the ranks' script runs under compute.py, which needs mpirun."""
-    by_msrun = args.launcher == "msrun"
-    if (by_msrun or args.machines) and {"semi_auto_parallel", "auto_parallel"} & set(args.options):
+    by_msrun, far = args.launcher == "msrun", len(args.machines) > 1
+    if (by_msrun or far) and {"semi_auto_parallel", "auto_parallel"} & set(args.options):
         raise ValueError("a plan is computed on CPU " + (
             "under mpirun only; leave out --launcher msrun" if by_msrun else
             "on one machine only; leave out --hosts and --hostfile"))
-    if by_msrun or args.machines or args.first is not None:
+    if by_msrun or far or args.first is not None:
         return  # ranks that do not share an mpirun and a machine could not exchange their numbers
     if subprocess.run([sys.executable, HERE / "compute.py", "--check"], check=False).returncode:
         raise ValueError  # it has said why
