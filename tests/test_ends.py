@@ -781,6 +781,12 @@ sys.exit(int(own.read_text()))
 """
 
 
+def let_fail(folder, rank, code):
+    """Tell a rank of that script, whose last argument is the folder, to end with an exit code."""
+    (folder / "new").write_text(str(code))
+    (folder / "new").rename(folder / str(rank))
+
+
 @pytest.mark.parametrize("how", ["rank", "launcher", "launcher, between two starts"])
 def test_servers_that_end_for_good_are_not_waited_for(how, tmp_path):
     """On the first one a rank fails, and in the same moment, or soon, the other one ends and will not start again."""
@@ -791,9 +797,9 @@ def test_servers_that_end_for_good_are_not_waited_for(how, tmp_path):
             start(tmp_path / "other", FAILS_WHEN_TOLD, 4, *others, tell, env=env) as second:
         for job in (first, second):
             job.wait_for(r"(?s)ready.*ready")
-        for rank, code in (("0", "5"), ("3", "2"))[:1 + (how == "rank")]:
-            (tell / f"{rank}.new").write_text(code)
-            (tell / f"{rank}.new").rename(tell / rank)
+        let_fail(tell, 0, 5)
+        if how == "rank":
+            let_fail(tell, 3, 2)
         first.wait_for("told")
         if "between" in how:
             first.wait_for("restart 1 of 1")
@@ -808,7 +814,6 @@ def test_servers_that_end_for_good_are_not_waited_for(how, tmp_path):
             f"{ended}, and do not start again\n") in one.output
 
 
-
 def test_a_first_server_that_has_ended_for_good_is_not_awaited(tmp_path):
     """By one that is to start again, also where the next job's first server has the same port by then."""
     (options, others), env = two_servers(tmp_path)
@@ -818,8 +823,7 @@ def test_a_first_server_that_has_ended_for_good_is_not_awaited(tmp_path):
             start(tmp_path / "other", FAILS_WHEN_TOLD, 4, *others, tmp_path / "tell", env=env) as second:
         for job in (first, second):
             job.wait_for(r"(?s)ready.*ready")
-        (tmp_path / "tell" / "new").write_text("5")
-        (tmp_path / "tell" / "new").rename(tmp_path / "tell" / "3")
+        let_fail(tmp_path / "tell", 3, 5)
         while not (tmp_path / "tell" / "0.term").exists() and first.process.poll() is None:
             time.sleep(0.01)
         first.process.terminate()  # it has heard that, and ends its ranks

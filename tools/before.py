@@ -112,12 +112,6 @@ def look_at_shm(args, ranks, warn, place="/dev/shm"):
              f"mount -o remount,size=1g {place}")
 
 
-def folder_above(path):
-    """The nearest folder of a path that exists."""
-    path = Path(path).absolute()
-    return next(place for place in (path, *path.parents) if place.is_dir())
-
-
 def folder_of_logs(args, path):
     """In which of the folders of logs a path is, or None."""
     logs = [args.inside] if args.inside else [
@@ -146,12 +140,11 @@ def look_at_disks(args, warn):
     given = args.saves or values_of(args, "--ckpt-dir")[-1:]
     limits.look_at_disk(os.getcwd(), len(args.local), 0, LOGS, "start in another folder")
     for what, path in ((LOGS, os.getcwd()), *(("checkpoints", path) for path in given if path)):
-        place = folder_above(path)
+        place = limits.nearest(path)
         if what == "checkpoints":
             whole = Path(os.path.abspath(path))
-            other = [part for part in (whole, *whole.parents) if os.path.lexists(part) and not part.is_dir()]
-            if other:
-                raise ValueError(f"--ckpt-dir {path} cannot be made: {other[0]} is no folder; name another one")
+            if not place.is_dir():
+                raise ValueError(f"--ckpt-dir {path} cannot be made: {place} is no folder; name another one")
             if not os.access(place, os.W_OK):
                 raise ValueError(f"--ckpt-dir {path} cannot be written: {place} is not yours; name another folder")
             if moved := folder_of_logs(args, path):

@@ -870,6 +870,7 @@ class Both:
 def run(args):
     """Start the ranks, and again after a failure as long as restarts are left; returns the exit code."""
     options, args.signals = args.options, socket.socketpair()  # one for all jobs: what comes between two is not lost
+    code = 2  # of bad input, until ranks have run
     began = time.monotonic()
     args.signals[1].setblocking(False)
     servers = Servers(args, say) if args.restarts and args.meeting else None
@@ -879,7 +880,7 @@ def run(args):
             code, failed = job.run(options, again=attempt > 1)
         except (ValueError, OSError) as error:
             if servers:
-                servers.tell(code=code if attempt > 1 else 2, over=True)  # those that are here need not wait
+                servers.tell(code=code, over=True)  # those that are here need not wait
             if attempt == 1:
                 raise
             say(f"{args.name}: {error}", sys.stderr)

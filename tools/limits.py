@@ -50,10 +50,16 @@ def look_at_disk(place, ranks, need, what, way_out):
                          f"(df -h, df -i), or {way_out}")
 
 
+def nearest(path):
+    """What there is of a path: its nearest folder, or what is in the way of one."""
+    path = Path(os.path.abspath(path))
+    return next(place for place in (path, *path.parents) if os.path.lexists(place))
+
+
 def look_at_mindspores_logs():
     """Can the folder be written that MindSpore's own logs go to, if its variables want files?"""
     folder = Path(os.getenv("GLOG_log_dir", ""))  # noqa: SIM112  # its real name
-    place = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
+    place = nearest(folder)
     if os.getenv("GLOG_logtostderr") == "0" and folder.is_absolute() and not (  # noqa: SIM112
             place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise ValueError(f"GLOG_log_dir is {folder}, where you may not write, and GLOG_logtostderr=0 has MindSpore "
