@@ -404,6 +404,23 @@ def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
     assert f"MindSpore's scheduler, process {scheduler} of rank 0, was ended by signal 9" in result.output
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun"])
+def test_a_scheduler_that_is_ended_in_training_is_named(launcher, tmp_path):
+    """MindSpore ends a rank with 143 some 20 s later, which has written many lines by then."""
+    script = INTERRUPTED.replace("time.sleep(5)", "while True: time.sleep(0.1), print('at work', flush=True)")
+    with start(tmp_path, script, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        scheduler = scheduler_of(job.rank_process(0)) if launcher == "mpirun" else next(
+            pid for pid in jobs.marked(job.mark) if b"MS_ROLE=MS_SCHED" in jobs.environment_of(pid)
+            and b"--agent" not in jobs.command_of(pid))
+        os.kill(scheduler, signal.SIGTERM)
+        result = job.finish(90)
+    assert result.code == 143, result.output
+    who = f", process {scheduler} of rank 0," if launcher == "mpirun" else ""
+    assert f"ranks.py: MindSpore's scheduler{who} was ended by signal 15; MindSpore ends ranks" in result.output
+    assert not result.left_over
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_scheduler_that_is_ended_before_the_ranks_have_met_is_named(number, tmp_path):
     """init() would wait for minutes, and lets no thread of Python look."""

@@ -45,7 +45,7 @@ class Agent:
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
         self.script_ended = False  # and only MindSpore's clean-up is left
-        self.scheduler_of = 0  # rank 0: its process, until all ranks have met
+        self.scheduler_of, self.met = 0, False  # rank 0: its process, until it ends; have all ranks met?
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
@@ -77,9 +77,12 @@ class Agent:
             missed = self.scheduler_of and not ended and self.end_of_scheduler()
             for key, _ in self.files.select(0 if ended else 0.2):
                 key.data(key.fileobj)
-            if missed and self.scheduler_of:
+            if missed and not self.met:
                 self.fail(f"MindSpore's scheduler, process {self.scheduler_of} of rank 0, was ended by signal {missed} "
                           "before all ranks had met", 128 + missed)
+            elif missed:  # MindSpore ends rank 0 some 20 s later, if that is still at work
+                self.tell(scheduler=f"process {self.scheduler_of} of rank 0, was ended by signal {missed}")
+                self.scheduler_of = 0
         if self.rest:
             self.tell(lines=[self.rest.decode(errors="replace")])
         code = self.script.returncode
@@ -88,6 +91,8 @@ class Agent:
             self.write(said.encode() + b"\n")
             self.tell(lines=[said])
             code = 0
+        if self.scheduler and code < 0:
+            self.write(f"the scheduler was ended by signal {-code}\n".encode())
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
         if code:
@@ -171,6 +176,8 @@ class Agent:
             self.script_ended = True
         elif word == b"leaving":
             self.tell(leaving=True)
+        elif word == b"met":
+            self.met = True
         elif word.startswith(b"scheduler "):
             self.scheduler_of = int(word[10:])
         elif word:

@@ -212,7 +212,7 @@ def after_init():
         libc.sigaction(signal.SIGINT, ctrl_c, None)
         share()
         if os.getenv("MS_NODE_ID") == "0" and os.getenv("MS_ROLE") == "MS_WORKER":
-            tell_agent(b"scheduler 0")
+            tell_agent(b"met")
             watch_scheduler()
 
     management._set_envs = finish

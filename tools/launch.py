@@ -507,6 +507,9 @@ class Job:
             self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
+        if failed["code"] == 143 and (how := self.end_of_scheduler()):
+            self.guess = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it, some 20 s later"
+            return 143, failed["rank"]
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
@@ -522,6 +525,12 @@ class Job:
         """
         return "\n".join([text_of(f"{self.place(self.args.logs)}/scheduler.log"),
                           *(line for rank in self.ranks.values() for line in rank["lines"])])
+
+    def end_of_scheduler(self):
+        """How MindSpore's scheduler was ended by a signal, as an agent has said or written; else None."""
+        told = [f", {rank['scheduler']}" for rank in self.ranks.values() if "scheduler" in rank]
+        found = re.search("^the scheduler( was ended by signal [0-9]+)", self.said(), re.MULTILINE)
+        return (told + [found and found[1]])[0]
 
     def timed_out(self):
         """The ranks that MindSpore's scheduler has missed."""
