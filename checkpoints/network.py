@@ -28,8 +28,8 @@ def check_mode(mode, ranks):
                          f"{ranks} ranks; start 1, 2, 4, ... {BATCH}")
     target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if mode == "semi_auto_parallel" and target == "CPU" and "ASCEND_PLAN" not in os.environ:
-        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it for 2 or more ranks, "
-                         "with the folders dry_run/ and tools/ beside this one")
+        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it for 2 or more ranks "
+                         "of one machine, with the folders dry_run/ and tools/ beside this one")
 
 
 def make_samples():

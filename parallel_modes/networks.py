@@ -108,8 +108,8 @@ def check_mode(mode, ranks, slices=1):
     """Raise a ValueError if a mode cannot run here, or not with so many ranks or slices."""
     target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if mode in BY_MINDSPORE and target == "CPU" and "ASCEND_PLAN" not in os.environ:
-        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it for 2 or more ranks, "
-                         "with the folders dry_run/ and tools/ beside this one")
+        raise ValueError(f"MindSpore has no {mode} on CPU; run.sh computes it for 2 or more ranks "
+                         "of one machine, with the folders dry_run/ and tools/ beside this one")
     if mode in BY_MINDSPORE and ranks not in (1, 2, 4) and ranks % 8:
         raise ValueError(f"MindSpore has {mode} for 1, 2, 4, 8, 16, ... ranks, not for {ranks}")
     if mode == "stand_alone" and ranks > 1:

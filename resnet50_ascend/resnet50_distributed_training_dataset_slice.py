@@ -34,8 +34,8 @@ def check_slices(parser, args):
     target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if target == "CPU" and "ASCEND_PLAN" not in os.environ:
         parser.error("MindSpore has no semi-automatic parallel on CPU; run_dataset_slice.sh "
-                     "computes it for 2 or more ranks, with the folders dry_run/ and tools/ "
-                     "beside this one")
+                     "computes it for 2 or more ranks of one machine, with the folders "
+                     "dry_run/ and tools/ beside this one")
     if rank_size == 1:
         parser.error("slices are for several ranks; start them with run_dataset_slice.sh")
     if args.image_size % (4 * rank_size):  # the window reaches 3 columns to each side, moves by 2

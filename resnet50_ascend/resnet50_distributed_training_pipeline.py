@@ -28,8 +28,8 @@ def check_pipeline(parser, args):
     rank_size = int(os.getenv("RANK_SIZE") or os.getenv("OMPI_COMM_WORLD_SIZE") or 1)
     target = os.getenv("DEVICE_TARGET") or ms.get_context("device_target")
     if target == "CPU" and "ASCEND_PLAN" not in os.environ:
-        parser.error("MindSpore has no pipeline on CPU; run_pipeline.sh computes it for 2 or "
-                     "more ranks, with the folders dry_run/ and tools/ beside this one")
+        parser.error("MindSpore has no pipeline on CPU; run_pipeline.sh computes it for 2 or more "
+                     "ranks of one machine, with the folders dry_run/ and tools/ beside this one")
     if rank_size % args.stages or args.stages > sum(args.blocks):
         parser.error(f"--stages {args.stages} must divide the number of ranks, {rank_size}, and be "
                      f"at most {sum(args.blocks)}, the number of the network's blocks")

@@ -579,7 +579,8 @@ def test_bad_input_of_the_launcher_is_one_sentence(arguments, sentence, tmp_path
 
 def test_without_dry_run_beside_it_semi_auto_parallel_is_refused(tmp_path):
     lesson = shutil.copytree(LESSON, tmp_path / "checkpoints")
-    refused(r"MindSpore has no semi_auto_parallel on CPU; run\.sh computes it for 2 or more ranks, with\s+the folders",
+    refused(r"MindSpore has no semi_auto_parallel on CPU; run\.sh computes it for 2 or more ranks of "
+            r"one machine,\s+with the folders",
             "bash", lesson / "run.sh", "semi_auto_parallel", 2, cwd=tmp_path)
 
 

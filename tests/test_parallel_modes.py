@@ -265,5 +265,6 @@ def test_without_dry_run_beside_it_a_planned_mode_is_refused(mode, tools, tmp_pa
     lesson = shutil.copytree(LESSON, tmp_path / "parallel_modes")
     if tools:
         shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
-    refused(rf"MindSpore has no {mode} on CPU; run\.sh computes it for 2 or more ranks, with\s+the folders\s+dry_run/",
+    refused(rf"MindSpore has no {mode} on CPU; run\.sh computes it for 2 or more ranks of "
+            r"one machine,\s+with the folders\s+dry_run/",
             "bash", lesson / "run.sh", mode, 2, cwd=tmp_path)

@@ -281,5 +281,6 @@ def test_without_dry_run_beside_it_a_variant_is_refused(name, cifar10, tmp_path)
     for folder in ("resnet50_ascend", "rank_tables"):
         shutil.copytree(jobs.REPO / folder, tmp_path / folder)
     output = refused(tmp_path / "resnet50_ascend" / f"run_{name}.sh", cifar10, 2, cwd=tmp_path, env=CPU)
-    assert re.search(rf"MindSpore has no .* on CPU; run_{name}\.sh\s+computes it for 2 or\s+more ranks, with", output)
+    assert re.search(rf"MindSpore has no .* on CPU; run_{name}\.sh\s+computes it for 2 or\s+more ranks\s+"
+                     r"of one machine, with", output)
     assert re.search(r"dry_run/ and tools/\s+beside this one", output)
