@@ -731,12 +731,14 @@ def test_a_server_that_is_started_anew_does_not_join_a_restart(tmp_path):
     """It would begin, where the others go on after what is saved."""
     (options, others), env = two_servers(tmp_path)
     script = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
-    with start(tmp_path, script, 4, *options, env=env) as first:
-        with start(tmp_path, script, 4, *others, env=env) as second:
-            second.wait_for(r"(?s)ready.*ready")
-            second.process.kill()
-            first.wait_for("(?s)the launcher of the ranks from 2 on has vanished.*restart 1 of 1")
-        with start(tmp_path, script, 4, "--wait", 3, *others, env=env) as second:
+    with start(tmp_path, script, 4, *options, env=env) as first, start(tmp_path, script, 4, *others, env=env) as slow:
+        for job in (first, slow):
+            job.wait_for(r"(?s)ready.*ready")
+        slow.process.send_signal(signal.SIGSTOP)
+        os.kill(first.rank_process(0), signal.SIGKILL)
+        first.wait_for("restart 1 of 1")
+        (anew := tmp_path / "anew").mkdir()  # its --ckpt-dir is another folder, as on another server
+        with start(anew, script, 4, "--wait", 3, *others, env=env) as second:
             result = second.finish()
         wrong = (r"of one job, 4 ranks on 2 servers, train\.py --ckpt-dir ck, a launcher that begins and one that "
                  "starts again are at this port; end all, and start them together, with --resume if they are to go on")
@@ -745,6 +747,23 @@ def test_a_server_that_is_started_anew_does_not_join_a_restart(tmp_path):
         first.wait_for(f"waiting: {wrong}")
         first.process.terminate()
         assert first.finish().code == 143
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_server_whose_launcher_was_killed_is_not_waited_for(killed, tmp_path):
+    """The others learn it by the connection, which has said no last word: it will not come again."""
+    (options, others), env = two_servers(tmp_path)
+    script = "import time\nprint('ready', flush=True)\ntime.sleep(600)"
+    with start(tmp_path, script, 4, *options, env=env) as first, start(tmp_path, script, 4, *others, env=env) as second:
+        for job in (first, second):
+            job.wait_for(r"(?s)ready.*ready")
+        both = (first, second)
+        both[killed].process.kill()
+        sent = time.monotonic()
+        result = both[1 - killed].finish()
+    assert time.monotonic() - sent < jobs.soon(), result.output
+    assert (result.code, result.left_over) == (1, []), result.output
+    assert f"the launcher of the ranks from {2 * killed} on has vanished\n" in result.output
 
 
 def test_a_server_where_a_rank_ended_too_early_names_it(tmp_path):

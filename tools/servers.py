@@ -213,7 +213,9 @@ class Servers:
         said = {"code": 1, "stopped": False, "first": first}
         sentence = f"the launcher of the ranks from {first} on has vanished"
         with contextlib.suppress(OSError, ValueError):
-            said.update(json.loads(read_line(link) or b""))
+            line = read_line(link)
+            said["over"] = line == b""  # killed: one that only lost the network's connection raises an OSError
+            said.update(json.loads(line or b""))
             sentence = (f"the ranks from {said['first']} on, on another server, " + (
                 "were ended there, by a signal or the --time-limit," if said["stopped"] else "ended") +
                 f" with exit code {said['code']}; see there")
