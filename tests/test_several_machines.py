@@ -339,6 +339,69 @@ def test_open_mpi_ends_both_sides_when_the_link_is_down(both, tmp_path):
     nothing_left(both)
 
 
+WAITS = """import os, time
+print("on", os.uname().nodename, flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+if os.environ["RANKS_RANK"] == "1":
+    time.sleep(2)
+    raise SystemExit(print("bye", flush=True))
+time.sleep(600)
+"""
+
+
+def test_a_far_rank_that_ends_while_the_link_is_down(both, tmp_path):
+    """Its agent knows that nobody has heard of it, and ends mpirun's daemon there, which would stay for minutes."""
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--hosts", "node1:1,node2:1",
+               write(tmp_path / "rank.py", WAITS))
+    with both[0].job(*command, cwd=tmp_path) as job:
+        job.wait_for("(?s)(on node.*){2}")
+        with both[1].link_down():
+            write(tmp_path / "go", "")
+            hosts.wait_for(lambda: "orted" in str(both[1].processes()) and "rank.py" not in re.sub(
+                r"agent\.py[^']*", "", str(both[1].processes())), failure="rank 1 did not end")
+            hosts.wait_for(lambda: not both[1].processes(), NOTICED, "the far machine is not free")
+            result = job.finish(NOTICED)
+    assert result.code == 143, result.output
+    assert "the connection to node2 was lost, with rank 1; exit code 143" in result.output
+    nothing_left(both)
+
+
+def test_an_ssh_of_mpirun_that_is_ended_here(both, tmp_path):
+    """mpirun then ends all ranks by TERM."""
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--hosts", "node1:1,node2:1",
+               write(tmp_path / "rank.py", WAITS))
+    with both[0].job(*command, cwd=tmp_path) as job:
+        job.wait_for("(?s)(on node.*){2}")
+        ssh, = (pid for pid in jobs.marked(job.mark) if b"orted" in jobs.command_of(pid)
+                and b"ssh" in jobs.command_of(pid).split(b"\0")[0])
+        os.kill(ssh, signal.SIGKILL)
+        result = job.finish(NOTICED)
+    assert result.code == 143, result.output
+    assert "ranks.py: mpirun's ssh to node2 was ended on this machine; exit code 143\n" in result.output
+    nothing_left(both, result)
+
+
+def test_msrun_when_a_far_rank_fails_after_the_near_ones_have_ended(both, tmp_path):
+    """MindSpore's scheduler, on the first machine, waits for all ranks."""
+    write(tmp_path / "rank.py", "import os, time\nimport mindspore as ms\nimport ranks\n"
+          "ms.set_context(device_target='CPU')\nranks.join()\nms.communication.init()\nranks.leave()\n"
+          "print('left', flush=True)\ntime.sleep(600 * int(os.environ['RANKS_RANK']))\n")
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "msrun", "--nodes", 2, "--master-addr", "10.77.0.1",
+               "--master-port", 28130, "rank.py", "--node-rank")
+    env = {"PYTHONPATH": str(LESSON)}
+    with both[0].job(*command, 0, cwd=tmp_path, env=env) as first, \
+            both[1].job(*command, 1, cwd=tmp_path, env=env) as second:
+        second.wait_for("left")
+        time.sleep(1)
+        os.kill(second.rank_process(1), signal.SIGKILL)
+        near, far = first.finish(60), second.finish(60)
+    assert (near.code, far.code) == (1, 137), near.output
+    assert ("no answer any more from rank 1 on machine 1: it failed, or its network did. The ranks of machine 0, 0 to "
+            "0, had ended well before; exit code 1. Machine R is") in near.output
+    nothing_left(both)
+
+
 @pytest.mark.parametrize(("fault", "ranks"), [("killed", 4), ("link down", 2)])
 def test_msrun_when_the_far_host_fails(fault, ranks, both, mnist, tmp_path, record_property):
     def start(rank):
@@ -495,6 +558,8 @@ def test_test_images_beside_train_are_data_too(both, mnist, tmp_path):
     (["--data-path", "nothing"], None, "there are no files in nothing here; name the folder of the data"),
     (["--scripts", "nothing"], None, "there is no *.py in nothing here; name the folders of the scripts"),
     ([], "ssh -F 'a", "SSH is 'ssh -F 'a', which is no command (No closing quotation); correct or unset it"),
+    (["-H", "127.0.0.1:1,192.0.2.1:1", "--interface", "lo"], "false", "--interface lo: by it each machine reaches only "
+     "itself; name the network between them"),
     (["--hostfile", "/dev/zero"], None, "the hostfile /dev/zero is no file; give one with lines of HOST slots=NUMBER"),
 ])
 def test_check_hosts_with_bad_input(arguments, ssh, sentence, tmp_path):
@@ -522,6 +587,20 @@ def test_a_name_server_that_does_not_answer(both, tmp_path):
     assert result.code == 2
     assert result.output.count("failed!") == 4, result.output
     assert seconds < jobs.soon(20), f"it took {seconds} s"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_ended_while_another_machine_is_asked(number, tmp_path):
+    """It leaves no ssh behind, which may wait for a hanging machine for long."""
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--hosts", "127.0.0.1:1,192.0.2.1:1",
+               write(tmp_path / "rank.py", ""))
+    jobs.stand_in(tmp_path / "ssh", "echo asked >>asked\nexec sleep 600")
+    with jobs.Job(*command, cwd=tmp_path, env={"SSH": str(tmp_path / "ssh")}) as job:
+        hosts.wait_for((tmp_path / "asked").exists, failure="ssh was not started")
+        job.process.send_signal(number)
+        result = job.finish(20)
+    assert result.code == -number, result.output
+    assert result.left_over == []
 
 
 def test_ssh_that_is_refused(both, mnist, tmp_path):

@@ -13,6 +13,7 @@ sys.path.sort(key=lambda folder: not folder.startswith((os.path.dirname(__file__
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import re
 import select
@@ -20,6 +21,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -95,6 +97,7 @@ class Agent:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
+        self.await_receipt()
         if code:
             self.clear_away()  # after a good end what the script has started may be meant to stay
         os._exit(code)
@@ -111,6 +114,17 @@ class Agent:
                     data = data[self.link.send(data, socket.MSG_DONTWAIT):]
         except OSError:
             self.end()
+
+    def await_receipt(self):
+        """Wait until the launcher's machine has all that was told. If it never does, the network is down: then nobody
+        else ends mpirun's daemon here.
+        """
+        end = time.monotonic() + 20
+        while any(fcntl.ioctl(self.link, termios.TIOCOUTQ, bytes(4))) and time.monotonic() < end:
+            if any(state & (select.POLLERR | select.POLLHUP) for _, state in self.room.poll(0)):
+                end_orted()
+                break
+            time.sleep(0.02)
 
     def copy(self, pipe):
         """The script has written something: to the log, and to the launcher."""

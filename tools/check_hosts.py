@@ -10,6 +10,7 @@ versions, the scripts (of this folder), the data (DATA_PATH). Exit code 2 if any
 
 import argparse
 import contextlib
+import ctypes
 import errno
 import fcntl
 import glob
@@ -37,6 +38,7 @@ from pathlib import Path
 SECONDS = 12  # for one machine's answer
 NAMES_SECONDS = 3  # for the addresses of all names, which a dead name server never gives
 MANY, FEW = 1000, 20  # so many files of a data set are compared; of the first few what they hold
+LIBC = ctypes.CDLL(None)
 OWN_TOO = "that is an address of its own, too, such as that of a bridge for containers"
 ADDRESSES = {}  # {host: its IPv4 address, or None}
 OWN = "is an address by which each machine finds itself; give its real one, here and in /etc/hosts"  # 127.*
@@ -230,6 +232,7 @@ def ask(host, wanted):
     """Run probe() by ssh, or here if host is None; its answer, or a sentence why there is none."""
     command = [sys.executable, "-", "--probe", json.dumps(wanted)]
     if host:
+        command = ["timeout", "-s", "KILL", str(SECONDS + 8), *command]  # nobody else may end it there
         command = [*shlex.split(os.getenv("SSH") or "ssh"), "-x", "-o", "BatchMode=yes", "-o",
                    "ConnectTimeout=8", host, shlex.join(command)]
     try:
@@ -237,7 +240,8 @@ def ask(host, wanted):
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
             done = subprocess.run(command, input=Path(__file__).read_text(encoding="utf-8"),
                                   stdout=subprocess.PIPE, stderr=said, timeout=SECONDS,
-                                  check=False, encoding="utf-8", errors="replace")
+                                  check=False, encoding="utf-8", errors="replace",
+                                  preexec_fn=end_with_me)
             said.seek(0)
             done.stderr = said.read()
     except subprocess.TimeoutExpired:
@@ -252,6 +256,11 @@ def ask(host, wanted):
     except (ValueError, TypeError, KeyError):
         return (f"it ran {sys.executable}, but its answer is '{done.stdout[-60:].strip()}': does "
                 "its shell, or the command in SSH, print or drop lines?")
+
+
+def end_with_me():
+    """In a child: have Linux end it with this process, which may be ended while it waits for another machine."""
+    LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def why_failed(host, command, done):
@@ -370,6 +379,8 @@ def check_all(hosts, ranks, scripts, data, interface):
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
         faults.append(f"{'MS_SCHED_HOST' if os.getenv('MS_SCHED_HOST') else first}: {wanted['address']} {OWN}")
+    if len(hosts) > 1 and (address_of_interface(interface) or "").startswith("127."):
+        refuse(f"--interface {interface}: by it each machine reaches only itself; name the network between them")
     if ranks > slots:
         faults.append(f"{ranks} ranks need {ranks} slots, the machines have {slots}")
     with ThreadPoolExecutor(len(hosts) + 1) as pool:

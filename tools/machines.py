@@ -220,14 +220,17 @@ def blame(args, job, code, _):
 
 def blame_connection(args, job, code):
     """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
+    log = Path(job.log).read_text(errors="replace")
     found = re.search(r"^Timeout, server (\S+) not responding|^Connection to (\S+) closed by remote host|"
-                      r"Remote daemon: .* on node (\S+)",
-                      Path(job.log).read_text(errors="replace"), re.MULTILINE)
+                      r"Remote daemon: .* on node (\S+)", log, re.MULTILINE)
     silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
     lost = found[found.lastindex] if found else None
     names = [machine.rpartition("@")[2] for machine in args.machine_of]  # without a user's
     if silent and not lost:
         lost = names[silent[0]]
+    if not lost and job.ranks and "unable to reliably start one or more daemons" in log:  # it had started them
+        far = " or ".join(host for host, _ in args.machines[1:])
+        return f"mpirun's ssh to {far} was ended on this machine; exit code {code}"
     if not lost:
         return None
     there = [str(rank) for rank, name in enumerate(names) if name == lost]
@@ -240,6 +243,7 @@ def blame_others(args, job, code):
     said, gone = job.said(), sorted(job.timed_out() - set(args.local))
     host, port, starts = args.meeting
     own = args.local[0]
+    well = job.ranks and all(rank["code"] == 0 for rank in job.ranks.values())  # here, and the scheduler awaits all
     if args.launcher == "msrun":
         here, me, first = f"machine {args.node_rank}", f"--node-rank {args.node_rank}", f"machine 0, {host}"
         where, all_of_them = "Machine R is the one with --node-rank R; look at", f"machines 0 to {len(starts) - 1}"
@@ -257,7 +261,7 @@ def blame_others(args, job, code):
             ("Repeated registration node" in said,
              f"{me} was typed twice, or other machines were told another number of ranks, or another job meets at port "
              f"{port - 1}, too: give each job a port of its own"),
-            (code == 143 and gone,  # MindSpore ends ranks by signal 15 when others are gone
+            ((code == 143 or well) and gone,  # MindSpore ends ranks by signal 15 when others are gone
              "no answer any more from " + ", ".join(f"rank {each} on {machine_of(each)}" for each in gone)
              + ": it failed, or its network did"),
             (code == 143 and own != 0,
@@ -266,6 +270,7 @@ def blame_others(args, job, code):
              f"not all machines have joined within {args.wait} s (--wait): start {args.name} on {all_of_them}, all "
              f"with N = {args.n}")):
         if wrong:
-            return (f"{reason}. So the ranks of {here}, {own} to {args.local[-1]}, were ended, exit code {code}. "
+            so, ended = ("T", "had ended well before;") if well else ("So t", "were ended,")
+            return (f"{reason}. {so}he ranks of {here}, {own} to {args.local[-1]}, {ended} exit code {code}. "
                     f"{where} the logs there")
     return None
