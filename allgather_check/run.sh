@@ -6,7 +6,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh [N]"
 RANK_SIZE=4

@@ -9,7 +9,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run.sh: there is no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh MODE N [--restarts R] [--dry-run] [-- options of train.py]"
 mode="" ranks="" options=() # options: of ranks.py; those behind -- are of the script

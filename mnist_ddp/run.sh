@@ -7,7 +7,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run.sh [DATA_PATH [N]] [-- options of train_ddp.py]"
 RANK_SIZE=4

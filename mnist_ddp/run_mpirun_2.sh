@@ -6,7 +6,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run_mpirun_2.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_mpirun_2.sh HOSTFILE [DATA_PATH [N]] [--interface NAME] \
 [-- options of train_ddp.py]"

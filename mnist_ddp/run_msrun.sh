@@ -12,7 +12,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run_msrun.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_msrun.sh [DATA_PATH [N]] [--nodes K --node-rank R --master-addr ADDRESS \
 --master-port PORT] [--wait SECONDS] [-- options of train_ddp.py]"

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 SCRIPT="$HERE/train_distributed.py"
 usage="bash run.sh [N] [-- options of ${SCRIPT##*/}]"

@@ -10,7 +10,7 @@ set -euo pipefail
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 [[ "${BASH_SOURCE[0]}" != "$0" ]] || SCRIPT=resnet50_distributed_training.py # run_*.sh have others
 usage="bash ${0##*/} DATA_PATH RANK_SIZE [--no-sink] [--restarts N] [-- options of $SCRIPT]"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "${0##*/}: no python on the PATH; activate the environment" >&2; exit 2; }
 
 options=(--with table --folder device --show first --check --usage "$usage")

@@ -12,7 +12,7 @@
 set -euo pipefail
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 usage="bash run_cluster.sh DATA_PATH RANK_TABLE_FILE RANK_SIZE RANK_START [-- options]"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run_cluster.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 
 options=(--with table --folder device_ --show first --check --usage "$usage")

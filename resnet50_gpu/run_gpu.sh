@@ -11,7 +11,7 @@
 set -euo pipefail
 
 HERE="$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-PYTHON="$(command -v python || command -v python3)" ||
+PYTHON="$(type -P python || type -P python3)" ||
     { echo "run_gpu.sh: no python on the PATH; activate the environment" >&2; exit 2; }
 usage="bash run_gpu.sh [DATA_PATH [N]] [--launcher mpirun|msrun] [--background] \
 [-- options of resnet50_distributed_training_gpu.py]"

@@ -179,14 +179,15 @@ def test_the_slurm_job_without_srun(tmp_path):
     assert (result.code, result.output) == (2, "slurm_job.sh: there is no srun or no scontrol on the PATH\n")
 
 
-def test_cdpath_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp_path):
+def test_cdpath_an_alias_and_a_function_cd_change_nothing_and_links_lead_to_launchers(tmp_path):
     assert len(LAUNCHERS) >= 12
+    (aliases := tmp_path / "aliases").write_text("shopt -s expand_aliases\nalias python=python3\n")
     for launcher in [*LAUNCHERS, *jobs.REPO.glob("run*.sh")]:
         (tmp_path / launcher.name).unlink(missing_ok=True)
         (tmp_path / launcher.name).symlink_to(launcher)
         for command, cwd in ((launcher.relative_to(jobs.REPO), jobs.REPO), (launcher.name, tmp_path)):
             result = jobs.run("bash", command, "-h", cwd=cwd, env={
-                "CDPATH": ".:/tmp:/", "BASH_FUNC_cd%%": "() { echo where; builtin cd /; }"})
+                "CDPATH": ".:/tmp:/", "BASH_FUNC_cd%%": "() { echo where; builtin cd /; }", "BASH_ENV": aliases})
             assert result.code == 0, result.output
             assert result.output.startswith(f"usage: bash {launcher.name} ")
 

@@ -110,7 +110,7 @@ except RuntimeError:
 END_RANK_1 = "import os\nif os.getenv('OMPI_COMM_WORLD_RANK') == '1':\n    os.kill(os.getpid(), {})\nimport argparse\n"
 PLANTED = {
     **{name: ("import argparse\n", END_RANK_1.format(number))
-       for name, number in {"killed": 9, "crashed": 11, "terminated": 15}.items()},
+       for name, number in {"divided": 8, "killed": 9, "crashed": 11, "terminated": 15}.items()},
     "rank-gone": ("if step == args.steps:", "if step == args.steps - 2 * rank:"),
 }
 IN_ONE_PROCESS = set(re.findall(r'^    "([\w-]+)":', ONE_PROCESS, re.MULTILINE))

@@ -1,5 +1,6 @@
 """The options of every launcher, and what it looks at before the start: real mpirun and msrun, small scripts."""
 
+import errno
 import json
 import os
 import re
@@ -278,6 +279,19 @@ def test_a_report_never_takes_the_place_of_what_is_no_file(script):
     assert job_report.finish(args, 3, lambda line, to: said.append(line)) == 3
     assert said == [f"ranks.py: the report {fifo} could not be written: it is no ordinary file"]
     assert fifo.is_fifo()
+
+
+def test_a_report_that_has_no_room_leaves_nothing(script, monkeypatch):
+    args = options.parse(["--lesson", str(script.parent), "-n", "2", "--report", str(script.parent / "r"), str(script)])
+    args.began, said = 0, []
+
+    def no_room(_):
+        assert list(script.parent.glob(".r.*"))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", no_room)
+    assert job_report.finish(args, 3, lambda line, to: said.append(line)) == 3
+    assert said == [f"ranks.py: the report {args.report} could not be written: No space left on device"]
+    assert not list(script.parent.glob("*r.*[0-9]"))
 
 
 def test_restarts_are_counted(script):

@@ -1,5 +1,6 @@
 """--report FILE: what came of a job, as JSON, however it ended; and what --time-limit ended. For tools/launch.py."""
 
+import contextlib
 import json
 import math
 import os
@@ -64,15 +65,18 @@ def finish(args, code, say):
             sys.stderr)
         code = TIMED_OUT
     if args.report:
+        draft = partly(os.path.realpath(args.report))
         try:
             path = place_of(args.report)
-            with open(partly(path), "w", encoding="utf-8") as file:
+            with open(draft, "w", encoding="utf-8") as file:
                 json.dump(content(args, code), file, indent=1)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partly(path), path)
+            os.replace(draft, path)
         except OSError as error:
+            with contextlib.suppress(OSError):  # it was not made
+                os.unlink(draft)
             say(f"{args.name}: the report {args.report} could not be written: {error.strerror}", sys.stderr)
     return code
 
