@@ -485,8 +485,10 @@ class Job:
         if not failed or self.stopped:
             return None
         halted = self.halted()  # mpirun may end it in a moment
-        # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
-        self.listen(0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may. Where
+        # MindSpore has ended it, rank 0's agent may be about to say that the scheduler has gone.
+        by_mindspore = failed[0]["code"] == 143 and "ended" not in failed[0]
+        self.listen(1.5 if by_mindspore else 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         return self.name_one_of(failed, halted)
 
     def halted(self):
@@ -507,7 +509,7 @@ class Job:
             self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
-        if failed["code"] == 143 and (how := self.end_of_scheduler()):
+        if failed["code"] == 143 and "ended" not in failed and (how := self.end_of_scheduler()):
             self.guess = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it, some 20 s later"
             return 143, failed["rank"]
         # By mpirun, or by MindSpore.
