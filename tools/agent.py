@@ -48,6 +48,7 @@ class Agent:
         self.told = 0  # when the launcher last heard of lines
         self.script_ended = False  # and only MindSpore's clean-up is left
         self.scheduler_of, self.met = 0, False  # rank 0: its process, until it ends; have all ranks met?
+        self.missed = 0.0  # when it had ended
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
@@ -76,15 +77,11 @@ class Agent:
         ended = False
         while not ended:
             ended = self.script.poll() is not None  # before the last look at what it wrote
-            missed = self.scheduler_of and not ended and self.end_of_scheduler()
+            signal_of_end = self.scheduler_of and not ended and self.end_of_scheduler()
             for key, _ in self.files.select(0 if ended else 0.2):
                 key.data(key.fileobj)
-            if missed and not self.met:
-                self.fail(f"MindSpore's scheduler, process {self.scheduler_of} of rank 0, was ended by signal {missed} "
-                          "before all ranks had met", 128 + missed)
-            elif missed:  # MindSpore ends rank 0 some 20 s later, if that is still at work
-                self.tell(scheduler=f"process {self.scheduler_of} of rank 0, was ended by signal {missed}")
-                self.scheduler_of = 0
+            if signal_of_end:
+                self.miss_scheduler(signal_of_end)
         if self.rest:
             self.tell(lines=[self.rest.decode(errors="replace")])
         code = self.script.returncode
@@ -95,6 +92,8 @@ class Agent:
             code = 0
         if self.scheduler and code < 0:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
+        if time.monotonic() < self.missed + 0.3:  # somebody has ended both
+            self.tell(scheduler="")
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
         self.await_receipt()
@@ -152,14 +151,19 @@ class Agent:
         self.end()
 
     def end_of_scheduler(self):
-        """The number of the signal that has ended it, and not rank 0, too; else 0."""
+        """The number of the signal that has ended it; else 0."""
         stat = linux.stat_of(self.scheduler_of)
-        number = int(stat[49]) & 127 if stat and stat[0] == "Z" else 0
+        return int(stat[49]) & 127 if stat and stat[0] == "Z" else 0
+
+    def miss_scheduler(self, number):
+        """A signal has ended it, and maybe rank 0, too. MindSpore ends ranks some 20 s later, if it has all met."""
+        how = f"process {self.scheduler_of} of rank 0, was ended by signal {number}"
+        self.scheduler_of, self.missed = 0, time.monotonic()
+        if self.met:
+            return self.tell(scheduler=how)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            if number:
-                self.script.wait(1)
-                return 0
-        return number
+            return self.script.wait(1)
+        return self.fail(f"MindSpore's scheduler, {how} before all ranks had met", 128 + number)
 
     def obey(self, link):
         """The launcher asks for something, or is gone."""

@@ -485,10 +485,8 @@ class Job:
         if not failed or self.stopped:
             return None
         halted = self.halted()  # mpirun may end it in a moment
-        # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may. Where
-        # MindSpore has ended it, rank 0's agent may be about to say that the scheduler has gone.
-        by_mindspore = failed[0]["code"] == 143 and "ended" not in failed[0]
-        self.listen(1.5 if by_mindspore else 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
+        self.listen(0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         return self.name_one_of(failed, halted)
 
     def halted(self):
@@ -530,7 +528,7 @@ class Job:
 
     def end_of_scheduler(self):
         """How MindSpore's scheduler was ended by a signal, as an agent has said or written; else None."""
-        told = [f", {rank['scheduler']}" for rank in self.ranks.values() if "scheduler" in rank]
+        told = [f", {rank['scheduler']}" for rank in self.ranks.values() if rank.get("scheduler")]
         found = re.search("^the scheduler( was ended by signal [0-9]+)", self.said(), re.MULTILINE)
         return (told + [found and found[1]])[0]
 
