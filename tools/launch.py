@@ -485,8 +485,10 @@ class Job:
         if not failed or self.stopped:
             return None
         halted = self.halted()  # mpirun may end it in a moment
-        # Was mpirun killed? Linux may have to clear it away yet; and where a rank says nothing, mpirun may.
-        self.listen(0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
+        # Was mpirun killed, or MindSpore's scheduler, for which MindSpore has ended this rank? Linux may have to clear
+        # it away yet; and where a rank says nothing, mpirun may.
+        by_mindspore = failed[0]["code"] == 143 and "ended" not in failed[0]
+        self.listen(1.5 if by_mindspore else 0.5 if failed[0]["lines"] or self.args.launcher == "table" else 1)
         return self.name_one_of(failed, halted)
 
     def halted(self):
