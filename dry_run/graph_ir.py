@@ -30,6 +30,9 @@ CALL = re.compile(r" = call (@[^(\s]+)\(| = %\d+\[(@.*?)\]\(")  # the second cal
 CALLED = re.compile(r"@+(?!Partial\(|FuncUnion\()([^@\s(),\]][^\s(),\]]*)")  # @@: a graph that a graph has returned
 NO_GRADIENT = re.compile("StopGradient|UpdateState|Arg[mM](ax|in)(Ext)?|((Not)?Eq|Greater|Less|Logical)[A-Za-z]*|"
                          "(Zeros|Ones)Like[A-Za-z]*|Shape|Sign|Floor|Ceil|Round")
+MIXES = re.compile(r"(Batch)?MatMul\w*|Dense|Conv\w*|Gather\w*|Embedding\w*")  # a slice with what others hold
+PLANNED = re.compile(r" \{in_strategy: [^}]*\}$")
+MENTIONED = re.compile(r"(?<!\$\()@([^\s(),:\]]+)")  # $(@graph:value) is a value of a graph around this one
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
 
@@ -240,6 +243,44 @@ def unreduced(planned, wanted):
                     if is_returned(nodes, node):
                         transposed.setdefault(name, set()).update({user_line(node.splitlines())} - {""})
     return transposed, cells - {""}
+
+
+def outside(planned, cut):
+    """Where a step calls a network that is cut, besides the function that it differentiates: MindSpore plans only that.
+
+    Args:
+        planned: the graph `step_parallel_end` as text.
+        cut: names of parameters of which a rank holds a slice.
+
+    Returns:
+        "file:line" of scripts, a set; "" in it: MindSpore does not say where.
+    """
+    names = trained_by(planned)[1]
+    bodies = dict(re.findall(r"^subgraph @(\S+?)[ (].*\n((?:  .*\n)*)", planned, re.MULTILINE))
+    found, differentiated = set(), re.findall(r"= J\(@([^\s(),]+)\)", planned)
+    reached = set(differentiated)
+    while differentiated:
+        more = {*MENTIONED.findall(re.sub("\n      # .*", "", bodies.get(differentiated.pop(), "")))} - reached
+        reached |= more
+        differentiated += more
+    for name, body in bodies.items() if reached else ():
+        loaded = {}
+        for node in NEXT_NODE.split(body) if name not in reached else ():
+            head, _, comments = node.partition("\n      : ")
+            operator = NODE.match(head)
+            if not operator or PLANNED.search(head):
+                continue
+            taken = {names.get(ref) for ref in re.findall(r"[%:](para\d+_[^),]+)", head)}.union(
+                *(loaded.get(value, ()) for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2])))
+            strategy = re.search(r"primitive_attrs: \{[^}]*in_strategy: ([^}a-zA-Z]*)", head)
+            if operator[1] in ("Load", "Cast"):
+                loaded[re.match(r"  (%\d+)", head)[1]] = taken
+            elif (strategy and re.search("[02-9]|1[0-9]", strategy[1])) or (
+                    MIXES.fullmatch(operator[1]) and taken & cut):
+                found.add(next((f"{place[1]}:{place[2]}" for line in comments.splitlines() if (
+                    place := SOURCE.search(line)) and "-packages/" not in place[1] and not re.search(
+                        r"/\s*(async )?def ", line)), ""))
+    return found
 
 
 def is_returned(nodes, node):

@@ -30,6 +30,9 @@ NOT_ADDED_UP = ("the gradient of {} is added up over no ranks, though each has a
 OWN_BPROP = ("the cell with a bprop of its own at {} takes a parameter, or exchanges slices in this plan, and "
              "MindSpore puts nothing of that into the bprop: gradients are not added up over the ranks. Leave out the "
              "bprop, or let the cell take whole activations alone")
+OUTSIDE = ("a step calls a network that is cut{} outside of the function that it differentiates; MindSpore plans that "
+           "function only, and here each rank computes on its slices alone. Call the network in that function, or in a "
+           "graph of its own")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
@@ -111,6 +114,9 @@ def notes_of(text, planned, layouts):
         notes.append(OWN_NORMS)
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
+    places = graph_ir.outside(planned, {name for name, layout in layouts.items() if cutting_axes(layout) or layout[5]})
+    if places:
+        notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))
     lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
     if lost:
         notes.append(NOT_ADDED_UP.format(", ".join(sorted(lost)), ", ".join(sorted(set().union(*lost.values())))))

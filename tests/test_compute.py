@@ -421,6 +421,26 @@ def test_gradients_divided_twice_or_not_at_all_or_never_added_up_are_told(tmp_pa
     assert second == pytest.approx(right, rel=1e-4), "its own global_step is taken"
 
 
+def test_a_cut_network_called_outside_of_what_is_differentiated_is_told(tmp_path):
+    """And what is advised gives the numbers of one process."""
+    script = SCRIPTS / "outside.py"
+    alone = succeeded(jobs.run(jobs.PYTHON, script, cwd=tmp_path, env={"DEVICE_TARGET": "CPU"}))
+    done = succeeded(compute(2, script, cwd=tmp_path))
+    cases = [dict(re.findall(r"(?s)(?:^|\n)case ([a-z ]+)\n(.*?)(?=\ncase|$)", output))
+             for output in (alone.output, done.output)]
+    wanted, got = ({case: np.array(re.findall("loss (.*)", lines), float) for case, lines in found.items()}
+                   for found in cases)
+    assert [len(steps) for steps in (*wanted.values(), *got.values())] == 6 * [3], done.output
+    for case, lines in cases[1].items():
+        told = re.findall("computed on CPU: (.*)", lines)
+        assert len(told) == (case == "outside"), done.output
+        if told:
+            assert re.match(r"a step calls a network that is cut \(\S*outside\.py:\d+\) outside of", told[0])
+            assert abs(got[case] - wanted[case]).min() > 0.1, "and what is told is true"
+        else:
+            np.testing.assert_allclose(got[case], wanted[case], **SAME)
+
+
 def test_whole_values_put_in_place_of_a_slice_are_refused(tmp_path):
     lesson = jobs.planted("parallel_modes", tmp_path, "parallel_modes.py", (
         "    loss = train_step(", "    if step == 1:\n        net.weight.set_data(ms.Tensor(initial[0]))\n"
