@@ -50,6 +50,8 @@ def test_what_is_read_from_lines(tmp_path):
     assert losses[0][0] == (1, 1, 3.0)
     assert losses[0][1][2] != losses[0][1][2], "nan is kept"
     assert accuracies == [(1, 0.75), (1, 0.5)]
+    write(tmp_path, "steps.log", "[rank 1] step: 0, loss is 3\nstep: 1, loss is 2\n")
+    assert plot_loss.read_log(tmp_path / "steps.log") == ({1: [(0, 0, 3.0)], None: [(0, 1, 2.0)]}, [])
 
 
 def test_steps_are_counted_over_epochs():

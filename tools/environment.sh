@@ -67,7 +67,7 @@ _make_venv() {
     if ! { mkdir -p -- "$venv" && echo "$unfinished" >"$venv/complete" &&
         find "$venv/" -mindepth 1 -maxdepth 1 ! -name complete -exec rm -rf {} + && "$python" -m venv "$venv"; }; then
         echo "'$python -m venv $venv' does not work here: is its venv module installed (Debian, Ubuntu: python3-venv)," \
-            "and can $venv be written to (df -h)?" >&2
+            "and can $venv be written to (df -h)? Where the path has a ':', choose another: VENV=/path/of/a/folder" >&2
         return 1
     fi
     if [[ -n "${MINDSPORE:-}" ]]; then

@@ -34,9 +34,10 @@ RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "log_msrun_
              "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log",
              "1/rank.*/stdout", "worker_*.log", "train.log[0-9]*", "train[0-9]*.log")  # a folder of logs itself
 JOINT_LOGS = ("train.log", "device/train.log")
-# "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops).
+# "[rank 1] epoch: 1 step: 20, loss is 0.5" (LossMonitor) and "epoch: 0, step: 20, loss is 0.5" (hand-written loops);
+# without epochs, "step: 20, loss is 0.5", all is epoch 0.
 RANK = r"(?:\[(?:rank |\d+,)(\d{1,9})\](?:<\w+>:| ))?"  # as our launchers write it, or mpirun --tag-output
-LOSS = re.compile(RANK + r"epoch: (\d{1,99}),? step: (\d{1,99}), loss is " + NUMBER, re.IGNORECASE)
+LOSS = re.compile(RANK + r"(?:epoch: (\d{1,99}),? )?step: (\d{1,99}), loss is " + NUMBER, re.IGNORECASE)
 ACCURACY = re.compile(r"accuracy'?: " + NUMBER)
 
 
@@ -72,7 +73,7 @@ def read_log(file):
     losses, accuracies, epoch = {}, [], 0
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         for rank, epoch_text, step, loss in LOSS.findall(line):
-            epoch = int(epoch_text)
+            epoch = int(epoch_text or 0)
             losses.setdefault(int(rank) if rank else None, []).append((epoch, int(step), float(loss)))
         accuracy = ACCURACY.search(line)
         if accuracy and "rank" not in line[accuracy.end():]:
