@@ -61,6 +61,7 @@ for name, provoke in {
     "checkpoint-memory": load_with_full_caches,
     "out-of-memory": lambda: ms.Tensor(np.zeros(1 << 50)),
     "loss-nan": diverge,
+    "cpu-operator": lambda: ms.ops.NPUClearFloatStatus()(ms.Tensor([0.0] * 8)),
 }.items():
     print("=== " + name, flush=True)
     try:
