@@ -48,7 +48,6 @@ class Agent:
         self.told = 0  # when the launcher last heard of lines
         self.script_ended = False  # and only MindSpore's clean-up is left
         self.scheduler_of, self.met = 0, False  # rank 0: its process, until it ends; have all ranks met?
-        self.missed = 0.0  # when it had ended
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
             self.log = Path.cwd() / env.pop("RANKS_LOG").replace("%", self.rank)
             os.chdir(self.log.parent)
@@ -92,8 +91,6 @@ class Agent:
             code = 0
         if self.scheduler and code < 0:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
-        if time.monotonic() < self.missed + 0.3:  # somebody has ended both
-            self.tell(scheduler="")
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
         self.await_receipt()
@@ -156,9 +153,9 @@ class Agent:
         return int(stat[49]) & 127 if stat and stat[0] == "Z" else 0
 
     def miss_scheduler(self, number):
-        """A signal has ended it, and maybe rank 0, too. MindSpore ends ranks some 20 s later, if it has all met."""
+        """A signal has ended it, and maybe rank 0, too. Once all have met, MindSpore ends ranks up to 20 s later."""
         how = f"process {self.scheduler_of} of rank 0, was ended by signal {number}"
-        self.scheduler_of, self.missed = 0, time.monotonic()
+        self.scheduler_of = 0
         if self.met:
             return self.tell(scheduler=how)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -510,7 +510,7 @@ class Job:
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
         if failed["code"] == 143 and "ended" not in failed and (how := self.end_of_scheduler()):
-            self.guess = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it, some 20 s later"
+            self.guess = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it"
             return 143, failed["rank"]
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
@@ -530,7 +530,7 @@ class Job:
 
     def end_of_scheduler(self):
         """How MindSpore's scheduler was ended by a signal, as an agent has said or written; else None."""
-        told = [f", {rank['scheduler']}" for rank in self.ranks.values() if rank.get("scheduler")]
+        told = [f", {rank['scheduler']}" for rank in self.ranks.values() if "scheduler" in rank]
         found = re.search("^the scheduler( was ended by signal [0-9]+)", self.said(), re.MULTILINE)
         return (told + [found and found[1]])[0]
 
