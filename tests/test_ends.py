@@ -406,7 +406,7 @@ def test_a_scheduler_that_is_killed_is_named(launcher, tmp_path):
 
 @pytest.mark.parametrize("launcher", ["mpirun", "msrun"])
 def test_a_scheduler_that_is_ended_in_training_is_named(launcher, tmp_path):
-    """MindSpore 2.10 ends a rank with 143 some 20 s later, which has written many lines by then; 2.7 may do so at once."""
+    """MindSpore 2.10 ends a rank 20 s later, which has written many lines by then; 2.7 may do so at once."""
     script = INTERRUPTED.replace("time.sleep(5)", "while True: time.sleep(0.1), print('at work', flush=True)")
     with start(tmp_path, script, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
         job.wait_for(r"(?s)ready.*ready")
