@@ -31,7 +31,6 @@ CALLED = re.compile(r"@+(?!Partial\(|FuncUnion\()([^@\s(),\]][^\s(),\]]*)")  # @
 NO_GRADIENT = re.compile("StopGradient|UpdateState|Arg[mM](ax|in)(Ext)?|((Not)?Eq|Greater|Less|Logical)[A-Za-z]*|"
                          "(Zeros|Ones)Like[A-Za-z]*|Shape|Sign|Floor|Ceil|Round")
 MIXES = re.compile(r"(Batch)?MatMul\w*|Dense|Conv\w*|Gather\w*|Embedding\w*")  # a slice with what others hold
-PLANNED = re.compile(r" \{in_strategy: [^}]*\}$")
 MENTIONED = re.compile(r"(?<!\$\()@([^\s(),:\]]+)")  # $(@graph:value) is a value of a graph around this one
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
@@ -245,8 +244,13 @@ def unreduced(planned, wanted):
     return transposed, cells - {""}
 
 
+def by_inputs(planned):
+    """Does a graph, the text `step_parallel_end`, use gradients by inputs? Those by parameters come before them."""
+    return bool(re.search(r"= TupleGetItem\(%\d+, I64\([1-9]\d*\)\).*\n +: \(<Tuple\[Object:EnvType", planned))
+
+
 def outside(planned, cut):
-    """Where a step calls a network that is cut, besides the function that it differentiates: MindSpore plans only that.
+    """Where a step multiplies slices besides the function that it differentiates: MindSpore plans only that.
 
     Args:
         planned: the graph `step_parallel_end` as text.
@@ -264,19 +268,19 @@ def outside(planned, cut):
         reached |= more
         differentiated += more
     for name, body in bodies.items() if reached else ():
-        loaded = {}
+        slices = set()  # values that are, or are made of, a slice
         for node in NEXT_NODE.split(body) if name not in reached else ():
             head, _, comments = node.partition("\n      : ")
             operator = NODE.match(head)
-            if not operator or PLANNED.search(head):
+            if not operator or operator[1] in ("UpdateState", "MakeTuple"):
                 continue
-            taken = {names.get(ref) for ref in re.findall(r"[%:](para\d+_[^),]+)", head)}.union(
-                *(loaded.get(value, ()) for value in re.findall(r"%\d+(?=[,)])", head.partition(" = ")[2])))
-            strategy = re.search(r"primitive_attrs: \{[^}]*in_strategy: ([^}a-zA-Z]*)", head)
-            if operator[1] in ("Load", "Cast"):
-                loaded[re.match(r"  (%\d+)", head)[1]] = taken
-            elif (strategy and re.search("[02-9]|1[0-9]", strategy[1])) or (
-                    MIXES.fullmatch(operator[1]) and taken & cut):
+            inputs = head.partition(" = ")[2].partition(")")[0]
+            inputs = inputs.partition(",")[0] if operator[1] == "Depend" else inputs
+            if not (slices.intersection(re.findall(r"%\d+\b", inputs)) or cut.intersection(
+                    names.get(ref) for ref in re.findall(r"[%:](para\d+_[^),]+)", inputs + ")"))):
+                continue
+            slices.add(re.match(r"  (%\d+)", head)[1])
+            if MIXES.fullmatch(operator[1]):
                 found.add(next((f"{place[1]}:{place[2]}" for line in comments.splitlines() if (
                     place := SOURCE.search(line)) and "-packages/" not in place[1] and not re.search(
                         r"/\s*(async )?def ", line)), ""))

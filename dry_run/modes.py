@@ -33,6 +33,9 @@ OWN_BPROP = ("the cell with a bprop of its own at {} takes a parameter, or excha
 OUTSIDE = ("a step calls a network that is cut{} outside of the function that it differentiates; MindSpore plans that "
            "function only, and here each rank computes on its slices alone. Call the network in that function, or in a "
            "graph of its own")
+BY_INPUTS = ("this graph uses the gradient by an input, which MindSpore's plan adds up over no ranks: each has a part "
+             "of it, or one that is too large. Penalties of gradients, PINNs and adversarial inputs are right in "
+             "data_parallel")
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
@@ -117,6 +120,8 @@ def notes_of(text, planned, layouts):
     places = graph_ir.outside(planned, {name for name, layout in layouts.items() if cutting_axes(layout) or layout[5]})
     if places:
         notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))
+    if graph_ir.by_inputs(planned):
+        notes.append(BY_INPUTS)
     lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})
     if lost:
         notes.append(NOT_ADDED_UP.format(", ".join(sorted(lost)), ", ".join(sorted(set().union(*lost.values())))))

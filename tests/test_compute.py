@@ -421,8 +421,8 @@ def test_gradients_divided_twice_or_not_at_all_or_never_added_up_are_told(tmp_pa
     assert second == pytest.approx(right, rel=1e-4), "its own global_step is taken"
 
 
-def test_a_cut_network_called_outside_of_what_is_differentiated_is_told(tmp_path):
-    """And what is advised gives the numbers of one process."""
+def test_what_a_plan_leaves_out_is_told(tmp_path):
+    """A cut network called outside of what is differentiated, and gradients by inputs. What is advised is right."""
     script = SCRIPTS / "outside.py"
     alone = succeeded(jobs.run(jobs.PYTHON, script, cwd=tmp_path, env={"DEVICE_TARGET": "CPU"}))
     done = succeeded(compute(2, script, cwd=tmp_path))
@@ -430,12 +430,15 @@ def test_a_cut_network_called_outside_of_what_is_differentiated_is_told(tmp_path
              for output in (alone.output, done.output)]
     wanted, got = ({case: np.array(re.findall("loss (.*)", lines), float) for case, lines in found.items()}
                    for found in cases)
-    assert [len(steps) for steps in (*wanted.values(), *got.values())] == 6 * [3], done.output
+    assert [len(steps) for steps in (*wanted.values(), *got.values())] == 12 * [3], done.output
     for case, lines in cases[1].items():
         told = re.findall("computed on CPU: (.*)", lines)
-        assert len(told) == (case == "outside"), done.output
+        sentence = {"outside": r"a step calls a network that is cut \(\S*outside\.py:\d+\) outside of",
+                    "scaled": "a step calls a network that is cut",
+                    "penalty": "this graph uses the gradient by an input"}.get(case)
+        assert len(told) == bool(sentence), done.output
         if told:
-            assert re.match(r"a step calls a network that is cut \(\S*outside\.py:\d+\) outside of", told[0])
+            assert re.match(sentence, told[0])
             assert abs(got[case] - wanted[case]).min() > 0.1, "and what is told is true"
         else:
             np.testing.assert_allclose(got[case], wanted[case], **SAME)

@@ -20,6 +20,7 @@ import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import termios
 import time
@@ -40,7 +41,7 @@ class Agent:
         self.rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)
-        end_when_dead(self.link)
+        end_when_dead(self.link, in_time=False)  # but by self.cut_off()
         self.room = select.poll()
         self.room.register(self.link, select.POLLOUT | select.POLLRDHUP)
         self.out, self.log = 1, None
@@ -79,6 +80,8 @@ class Agent:
             signal_of_end = self.scheduler_of and not ended and self.end_of_scheduler()
             for key, _ in self.files.select(0 if ended else 0.2):
                 key.data(key.fileobj)
+            if self.cut_off():
+                self.end()
             if signal_of_end:
                 self.miss_scheduler(signal_of_end)
         if self.rest:
@@ -103,9 +106,11 @@ class Agent:
         data = b"" if self.scheduler else json.dumps(what).encode() + b"\n"
         try:
             while data:
-                [(_, state)] = self.room.poll()
-                if state & ~select.POLLOUT:
+                state = sum(state for _, state in self.room.poll(1000))
+                if state & ~select.POLLOUT or self.cut_off():
                     self.end()
+                if not state:
+                    continue
                 with contextlib.suppress(BlockingIOError):  # Linux is short of memory
                     data = data[self.link.send(data, socket.MSG_DONTWAIT):]
         except OSError:
@@ -117,10 +122,18 @@ class Agent:
         """
         end = time.monotonic() + 20
         while any(fcntl.ioctl(self.link, termios.TIOCOUTQ, bytes(4))) and time.monotonic() < end:
-            if any(state & (select.POLLERR | select.POLLHUP) for _, state in self.room.poll(0)):
+            if self.cut_off():
                 end_orted()
                 break
             time.sleep(0.02)
+
+    def cut_off(self):
+        """Has the launcher's machine answered nothing for 12 s? A launcher that does not read, as after Ctrl-Z, is not
+        dead: its machine answers that there is no room, which TCP_USER_TIMEOUT would take for nothing.
+        """
+        about = struct.unpack("8B13I", self.link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60))
+        retransmits, probes, unacknowledged, silent_ms = about[2], about[3], about[12], about[20]
+        return silent_ms > 12000 and (retransmits if unacknowledged else probes) > 2
 
     def copy(self, pipe):
         """The script has written something: to the log, and to the launcher."""
@@ -292,17 +305,16 @@ def die_and_be_seen():
     ctypes.CDLL(None).prctl(0x59616D61, os.getppid(), 0, 0, 0)  # PR_SET_PTRACER
 
 
-def end_when_dead(link):
-    """Have Linux end a connection after 12 s without a sign of life of the other machine.
-
-    On one machine nothing is needed for that, and a launcher that does not read, as after Ctrl-Z, is not dead.
+def end_when_dead(link, in_time=True):
+    """Have Linux end a connection after 12 s without a sign of life of the other machine; in_time: also where something
+    is on its way there, or the other end has no room for it. On one machine nothing is needed.
     """
     link.settimeout(None)
     with contextlib.suppress(OSError):  # the other end is closed already
         if link.getpeername()[0] == link.getsockname()[0]:
             return
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("KEEPIDLE", 4), ("KEEPINTVL", 2), ("KEEPCNT", 4), ("USER_TIMEOUT", 12000)):
+    for option, value in (("KEEPIDLE", 4), ("KEEPINTVL", 2), ("KEEPCNT", 4), ("USER_TIMEOUT", 12000 * in_time)):
         link.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{option}"), value)
 
 
