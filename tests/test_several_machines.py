@@ -367,6 +367,17 @@ def test_a_far_rank_that_ends_while_the_link_is_down(both, tmp_path):
     nothing_left(both)
 
 
+def test_a_launcher_that_does_not_read_for_long_is_not_dead(both, tmp_path):
+    """As after Ctrl-Z, or where less stands at one page. Linux's own limit for what is on its way would be over."""
+    write(tmp_path / "rank.py", "for _ in range(1000):\n    print(999 * 'x')\nprint('end')\n")
+    start = (f"'{jobs.PYTHON}' '{LESSON}/ranks.py' -n 2 --with mpirun --hosts node1:1,node2:1 rank.py | "
+             "{ sleep 20; tail -n 1; }; echo codes ${PIPESTATUS[@]}")
+    with both[0].job("bash", "-c", start, cwd=tmp_path) as job:
+        result = job.finish(60)
+    assert re.search(r"\[rank \d\] end\ncodes 0 0\n$", result.output), result.output
+    nothing_left(both, result)
+
+
 def test_an_ssh_of_mpirun_that_is_ended_here(both, tmp_path):
     """mpirun then ends all ranks by TERM."""
     command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--hosts", "node1:1,node2:1",
