@@ -403,6 +403,8 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
     ("exit 0", "it ran PYTHON, but its answer is '': does its shell, or the command in SSH, print or drop lines?"),
     ("echo hello; exit 0", "it ran PYTHON, but its answer is 'hello': does its shell,"),
     ("kill -9 $$", "SSH was ended by Killed; try it by hand"),
+    ("echo sh: timeout: not found >&2; exit 127",
+     "the command timeout does not run there (sh: timeout: not found); install coreutils"),
     ("exit 3", "PYTHON does not run there (exit code 3); install the same environment at the same path"),
 ])
 def test_an_ssh_that_gives_no_answer(does, told, tmp_path, monkeypatch):

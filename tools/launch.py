@@ -263,8 +263,9 @@ def new_folders(args, names, elsewhere=()):
         for name in names:
             os.makedirs(name)
     except OSError as error:
+        busy = error.errno in (errno.EEXIST, errno.ENOTEMPTY)
         raise ValueError(f"cannot make the folder {error.filename} in {os.getcwd()} ({error.strerror}); " + (
-            "another job may be starting here: start again, or in another folder" if error.errno == errno.EEXIST else
+            "another job may be starting here: start again, or in another folder" if busy else
             "choose another --logs" if os.path.isabs(names[0]) else "start in a folder where you may write")) from None
     if old:
         say(f"{args.name}: the earlier {' '.join(old)} is now {aside}")
