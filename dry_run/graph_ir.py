@@ -260,7 +260,8 @@ def outside(planned, cut):
         "file:line" of scripts, a set; "" in it: MindSpore does not say where.
     """
     names = trained_by(planned)[1]
-    bodies = dict(re.findall(r"^subgraph @(\S+?)[ (].*\n((?:  .*\n)*)", planned, re.MULTILINE))
+    bodies = {re.match("[^ (]+", part)[0]: part.partition("\n")[2].partition("\n}\n")[0]
+              for part in planned.split("\nsubgraph @")[1:]}
     found, differentiated = set(), re.findall(r"= J\(@([^\s(),]+)\)", planned)
     reached = set(differentiated)
     while differentiated:
