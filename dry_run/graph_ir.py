@@ -245,8 +245,11 @@ def unreduced(planned, wanted):
 
 
 def by_inputs(planned):
-    """Does a graph, the text `step_parallel_end`, use gradients by inputs? Those by parameters come before them."""
-    return bool(re.search(r"= TupleGetItem\(%\d+, I64\([1-9]\d*\)\).*\n +: \(<Tuple\[Object:EnvType", planned))
+    """Does a plan that cuts something, the text `step_parallel_end`, use gradients by inputs? Those by parameters come
+    before them.
+    """
+    return bool(re.search(r"(in|gen)_strategy: \([^}]*[2-9]", planned) and re.search(
+        r"= TupleGetItem\(%\d+, I64\([1-9]\d*\)\).*\n +: \(<Tuple\[Object:EnvType", planned))
 
 
 def outside(planned, cut):

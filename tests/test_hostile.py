@@ -405,6 +405,7 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
     ("kill -9 $$", "SSH was ended by Killed; try it by hand"),
     ("echo sh: timeout: not found >&2; exit 127",
      "the command timeout does not run there (sh: timeout: not found); install coreutils"),
+    ("echo timeout: failed to run command x: No such file or directory >&2; exit 127", "PYTHON does not run there ("),
     ("exit 3", "PYTHON does not run there (exit code 3); install the same environment at the same path"),
 ])
 def test_an_ssh_that_gives_no_answer(does, told, tmp_path, monkeypatch):

@@ -47,6 +47,7 @@ class Agent:
         self.out, self.log = 1, None
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
+        self.code = None  # what the launcher has been told
         self.script_ended = False  # and only MindSpore's clean-up is left
         self.scheduler_of, self.met = 0, False  # rank 0: its process, until it ends; have all ranks met?
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
@@ -96,6 +97,7 @@ class Agent:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
         code = code if code >= 0 else 128 - code  # as in a shell
         self.tell(code=code)
+        self.code = code
         self.await_receipt()
         if code:
             self.clear_away()  # after a good end what the script has started may be meant to stay
@@ -124,6 +126,8 @@ class Agent:
         while any(fcntl.ioctl(self.link, termios.TIOCOUTQ, bytes(4))) and time.monotonic() < end:
             if self.cut_off():
                 end_orted()
+                break
+            if any(state & ~select.POLLOUT for _, state in self.room.poll(0)):  # the launcher has ended
                 break
             time.sleep(0.02)
 
@@ -169,8 +173,8 @@ class Agent:
         """A signal has ended it, and maybe rank 0, too. Once all have met, MindSpore ends ranks up to 20 s later."""
         how = f"process {self.scheduler_of} of rank 0, was ended by signal {number}"
         self.scheduler_of = 0
-        if self.met:
-            return self.tell(scheduler=how)
+        if self.met:  # KILL: rank 0 ends itself, or Linux has ended the scheduler with it
+            return number != signal.SIGKILL and self.tell(scheduler=how)
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.script.wait(1)
         return self.fail(f"MindSpore's scheduler, {how} before all ranks had met", 128 + number)
@@ -215,14 +219,14 @@ class Agent:
 
     def end(self, *by_signal):
         """End the script and this process."""
-        if by_signal:  # by mpirun, or by somebody's kill
-            with contextlib.suppress(OSError):
-                # The signal may have come in the middle of a message.
-                self.link.sendall(b'\n{"ended": %d}\n' % by_signal[0])
-        else:
+        if not by_signal:
             end_orted()
+        elif self.code is None:  # by mpirun, or by somebody's kill
+            with contextlib.suppress(OSError):  # no room, for one: the launcher does not read
+                # The signal may have come in the middle of a message.
+                self.link.send(b'\n{"ended": %d}\n' % by_signal[0], socket.MSG_DONTWAIT)
         self.clear_away()
-        os._exit(143)
+        os._exit(143 if self.code is None else self.code)
 
     def clear_away(self):
         """Free the memory of Open MPI, which a killed rank leaves, and end all that the script has started."""

@@ -222,7 +222,7 @@ def blame_connection(args, job, code):
     """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
     log = Path(job.log).read_text(errors="replace")
     found = re.search(r"^Timeout, server (\S+) not responding|^Connection to (\S+) closed by remote host|"
-                      r"Remote daemon: .* on node (\S+)", log, re.MULTILINE)
+                      r"^Read from remote host (\S+): |Remote daemon: .* on node (\S+)", log, re.MULTILINE)
     silent = [rank["rank"] for rank in job.ranks.values() if rank.get("lost")]
     lost = found[found.lastindex] if found else None
     names = [machine.rpartition("@")[2] for machine in args.machine_of]  # without a user's
@@ -230,7 +230,7 @@ def blame_connection(args, job, code):
         lost = names[silent[0]]
     if not lost and job.ranks and "unable to reliably start one or more daemons" in log:  # it had started them
         far = " or ".join(host for host, _ in args.machines[1:])
-        return f"mpirun's ssh to {far} was ended on this machine; exit code {code}"
+        return f"mpirun's ssh to {far} has ended: was it killed here, or did the network fail? Exit code {code}"
     if not lost:
         return None
     there = [str(rank) for rank, name in enumerate(names) if name == lost]
