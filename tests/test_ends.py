@@ -417,7 +417,8 @@ def test_a_scheduler_that_is_ended_in_training_is_named(launcher, tmp_path):
         result = job.finish(90)
     assert result.code == 143, result.output
     who = f", process {scheduler} of rank 0," if launcher == "mpirun" else ""
-    assert f"ranks.py: MindSpore's scheduler{who} was ended by signal 15; MindSpore ends ranks" in result.output
+    assert re.search(r"rank \d failed, exit code 143", result.output)
+    assert f"ranks.py: hint: MindSpore's scheduler{who} was ended by signal 15; MindSpore ends ranks" in result.output
     assert not result.left_over
 
 

@@ -510,9 +510,6 @@ class Job:
             self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
-        if failed["code"] == 143 and "ended" not in failed and (how := self.end_of_scheduler()):
-            self.guess = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it"
-            return 143, failed["rank"]
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
@@ -800,6 +797,8 @@ def report(args, job, code, failed):
     say("\n".join([f"{args.name}: {who} failed, exit code {code}. The end of {from_start(args, log)}:", *shown]),
         sys.stderr)
     hint = known_errors.hint(log, code, lines)
+    if code == 143 and (how := job.end_of_scheduler()):
+        hint = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it"
     settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
                 and item not in limits.OWN_SETTINGS]
     if args.launcher == "mpirun" and settings and by_mpi and not (job.ranks and hint):
