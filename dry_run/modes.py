@@ -111,14 +111,13 @@ def notes_of(text, planned, layouts):
     if not planned_mode():
         return []
     cut, notes = any(map(cutting_axes, layouts.values())), []  # arguments, too
-    parameters = [layouts[name] for _, _, name in graph_ir.PARAMETER.findall(text) if name in layouts]
-    sliced = any(layout[5] or cutting_axes(layout) for layout in parameters)
+    slices = {name for name, layout in layouts.items() if layout[5] or cutting_axes(layout)}
+    sliced = any(name in slices for _, _, name in graph_ir.PARAMETER.findall(text))
     if sliced and graph_ir.norms_of_slices(text):
         notes.append(OWN_NORMS)
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
-    places = graph_ir.outside(planned, {name for name, layout in layouts.items() if cutting_axes(layout) or layout[5]})
-    if places:
+    if places := graph_ir.outside(planned, slices):
         notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))
     if graph_ir.by_inputs(planned):
         notes.append(BY_INPUTS)
