@@ -525,6 +525,24 @@ def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):
     assert f"node2: {tmp_path}/start/log_output/1 is no folder, or cannot be written to\n" in output
 
 
+def test_far_logs_whose_folder_mpirun_cannot_make(both, mnist, tmp_path):
+    """Nothing is there yet that could be looked at before the start: a disk of the other machine without room, or a
+    folder that both share, and another user there.
+    """
+    start = tmp_path / "start"
+    start.mkdir()
+    both[1].run("mount", "-t", "tmpfs", "-o", "nr_inodes=3", "none", start)  # room for log_output/1, not for more
+    try:
+        with both[0].job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:1,node2:1", mnist, cwd=start,
+                         env={"DEVICE_TARGET": "CPU"}) as job:
+            result = job.finish(60)
+    finally:
+        both[1].run("umount", "--lazy", start)
+    assert (f"run_mpirun_1.sh: the folder {start}/log_output/1/rank.1 of the logs cannot be made on node2 (No space "
+            "left on device); make room there, or, ") in result.output
+    assert result.code != 0 and "which did not come from" not in result.output
+
+
 def test_data_that_an_option_of_the_script_names(both, mnist, tmp_path):
     (tmp_path / "nothing").mkdir()
     with both[1].instead(mnist, tmp_path / "nothing"):
