@@ -268,9 +268,9 @@ def why_failed(host, command, done):
     if done.returncode < 0:
         return f"{command[0]} was ended by {signal.strsignal(-done.returncode)}; try it by hand"
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    if re.search(r"\btimeout(: | --help)(?!failed to run)", said):
-        return f"the command timeout does not run there ({said}); install coreutils"
     if done.returncode != 255:  # 255 is ssh's own
+        if re.search(r"\btimeout(: | --help)(?!failed to run)", said):
+            return f"the command timeout does not run there ({said}); install coreutils"
         return (f"{sys.executable} does not run there ({said}); install the same environment at "
                 "the same path")
     remedy = next(remedy for text, remedy in SSH_FAILURES.items() if re.search(text, done.stderr))
