@@ -42,11 +42,11 @@ if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir
 
 def by_hand(saved):
     """Merge the slices and cut them for args.ranks ranks; returns what each rank has."""
-    whole = {name: value.asnumpy() for name, value in saved.ranks[0].items()}
-    for name in SLICED if saved.slices > 1 else ():
-        whole[name] = np.concatenate([rank[name].asnumpy() for rank in saved.ranks], axis=1)
+    whole = {name: np.concatenate([rank[name].asnumpy() for rank in saved.ranks], axis=1)
+             if name.endswith(SLICED) and saved.slices > 1 else value.asnumpy()
+             for name, value in saved.ranks[0].items()}
     columns = [columns_of(rank, args.ranks) for rank in range(args.ranks)]
-    return [{name: Tensor(value[:, own].copy() if name in SLICED else value)
+    return [{name: Tensor(value[:, own].copy() if name.endswith(SLICED) else value)
              for name, value in whole.items()} for own in columns]
 
 

@@ -61,7 +61,7 @@ class Saved:
             if own != rank and self.slices > 1:
                 raise ValueError(f"{file} was saved by rank {own}; put it back into its folder")
             for name, value in self.ranks[0].items():
-                own, sliced = parameters.get(name), self.slices > 1 and name in SLICED
+                own, sliced = parameters.get(name), self.slices > 1 and name.endswith(SLICED)
                 if own is None or own.shape != value.shape or not (
                         sliced or np.array_equal(own.asnumpy(), value.asnumpy(), equal_nan=True)):
                     raise ValueError(f"{name} in {file} is not as in {self.files[0]}: they are "
@@ -78,8 +78,8 @@ class Saved:
 def of_rank(parameters, rank, rank_size, cut):
     """What a rank loads, of a file's {name: Parameter}: all, or, with cut, its columns."""
     saved_by = int(parameters.pop("rank", rank))
-    for name in SLICED if cut else ():
-        if name in parameters and parameters[name].shape == (ROWS, COLUMNS):
+    for name in [name for name in parameters if cut and name.endswith(SLICED)]:
+        if parameters[name].shape == (ROWS, COLUMNS):
             own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
             parameters[name] = ms.Parameter(own.copy(), name=name)
         elif saved_by != rank:

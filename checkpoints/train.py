@@ -103,7 +103,7 @@ def load(folder):
     parameters["learning_rate"] = optimizer.learning_rate  # this job's own
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file
     for parameter in train_step.get_parameters():
-        shape = (ROWS, COLUMNS) if (name := parameter.name) in SLICED else parameter.shape
+        shape = (ROWS, COLUMNS) if (name := parameter.name).endswith(SLICED) else parameter.shape
         value = parameters.get(name, Tensor(np.zeros(shape), parameter.dtype))
         if rank_size > 1:
             [value] = ops.Broadcast(0)((Tensor(value.asnumpy()),))

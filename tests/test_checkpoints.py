@@ -478,6 +478,24 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
     assert jobs.largest_difference(whole, trained) < SAME
 
 
+def test_slices_of_another_optimizer(tmp_path):
+    """Adam holds two slices beside that of the weight, under other names than Momentum."""
+    lesson = jobs.planted("checkpoints", tmp_path, "train.py", (
+        "nn.Momentum(net.trainable_params(), args.lr, 0.9)", "nn.Adam(net.trainable_params(), args.lr)"))
+    train(tmp_path, "hybrid_parallel", 2, "--epochs", 2, "--ckpt-dir", "two", "--sliced", lesson=lesson)
+    tool("convert_checkpoints.py", "two", "whole", "--ranks", 1, cwd=tmp_path)
+    train(tmp_path, "data_parallel", 1, "--epochs", 2, "--ckpt-dir", "one", lesson=lesson)
+    two, [whole], [one] = read(*(tmp_path / name for name in ("two", "whole", "one")))
+    assert [rank["moment2.weight"].shape for rank in two] == [(512, 64)] * 2
+    assert jobs.largest_difference(whole, one) < 10 * SAME  # Adam makes differences of rounding larger
+    # Both go on with the whole files, as 2 ranks and as one process: again with all that Adam holds.
+    for folder, mode, ranks in (("cut", "hybrid_parallel", 2), ("uncut", "data_parallel", 1)):
+        train(tmp_path, mode, ranks, "--epochs", 1, "--load", "whole", "--ckpt-dir", folder, lesson=lesson)
+    cut, [uncut] = read(tmp_path / "cut", tmp_path / "uncut")
+    assert jobs.largest_difference(gathered(cut), uncut) < 10 * SAME
+    assert np.abs(uncut["moment2.weight"] - whole["moment2.weight"]).max() > 0
+
+
 def check_resumed(resumed, one, folder):
     """The epochs 3 and 4 of two ranks, and what they save then, must be those of one process that never stopped."""
     expected = {step: loss for step, loss in losses_of((one / "log").read_text()).items() if step[0] > 2}
