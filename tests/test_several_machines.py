@@ -515,6 +515,11 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
     assert len(re.findall("^check_hosts.py: ", output, re.MULTILINE)) == 5
 
 
+def test_a_machine_that_is_named_twice(both, mnist, tmp_path):
+    output = refused(both[0], "-H", "node1:1,node2:1,node2:1", mnist, cwd=tmp_path)
+    assert output.count("node2: its host name is node2, and another line's too: list each machine once") == 1
+
+
 def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):
     """A daemon of mpirun that cannot write its ranks' logs ends them by TERM, without a word."""
     (tmp_path / "far" / "log_output").mkdir(parents=True)

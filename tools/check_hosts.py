@@ -399,7 +399,7 @@ def check_all(hosts, ranks, scripts, data, interface):
 
 
 def refuse(*sentences):
-    for sentence in sentences:
+    for sentence in dict.fromkeys(sentences):  # one host named twice has a fault twice
         print(f"check_hosts.py: {sentence}", file=sys.stderr)
     sys.exit(2)
 
