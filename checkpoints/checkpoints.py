@@ -152,7 +152,7 @@ class Checkpoints(Callback):
         for file in self.folder.glob("*.ckpt"):
             if not re.search(r"-\d+_\d+\.ckpt$|\.draft\.ckpt$", file.name):
                 print(f"{file} passed over: it is not named {self.prefix}-<epoch>_<step>.ckpt")
-        limit, agreed = (float("inf"),), False
+        limit, agreed, most = (float("inf"),), False, []
         while not agreed:  # a rank that was killed may lack the last file
             saved, parameters = self.newest(limit)
             saved_by = int(parameters.pop("rank_size", self.rank_size))
@@ -161,8 +161,8 @@ class Checkpoints(Callback):
                             f"{self.rank_size}; resume with {saved_by}, or take another --ckpt-dir")
             of_all = [list(saved)] if self.rank_size == 1 else (
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
-            limit, agreed = tuple(min(of_all)), min(of_all) == max(of_all)
-        if saved == (0, 0) and how == "always":
+            limit, agreed, most = tuple(min(of_all)), min(of_all) == max(of_all), max(most, *of_all)
+        if saved == (0, 0) and (how == "always" or most[0] > 1):  # no job is 2 epochs apart
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                         "whole epoch; start all ranks where they were, or name another --ckpt-dir")
         files, (epoch, step) = self.files(), saved

@@ -263,6 +263,18 @@ def test_torn_files_are_passed_over(tmp_path):
     assert result.output.count("resumed after epoch 2 from") == 2
     assert len(list(files[1].parent.glob("net-4_4.ckpt.*.unused"))) > 1, "what lay aside was written over"
     assert largest_difference(trained, read(tmp_path / "ck")[0]) < SAME
+    # All gone on one rank, as on a machine that did not run it before: not from the beginning, without a word.
+    shutil.move(files[1].parent, tmp_path / "elsewhere")
+    left = sorted(files[0].parent.iterdir())
+    result = jobs.run("bash", LESSON / "run.sh", "data_parallel", 2, "--", "--ckpt-dir", "ck", "--resume=if-saved",
+                      cwd=tmp_path)
+    assert result.code == 2 and "share no whole epoch; start all ranks where they were, or name" in result.output
+    assert sorted(files[0].parent.iterdir()) == left
+    # Nor is it refused where the other one has saved only once: it was killed before it had.
+    for file in left:
+        checkpoint(tmp_path, 0, 1) == file or file.unlink()
+    result = train(tmp_path, "data_parallel", 2, "--epochs", 1, "--ckpt-dir", "ck", "--resume=if-saved")
+    assert losses_of_ranks(result, 2) == [{key: loss for key, loss in rank.items() if key[0] == 1} for rank in unbroken]
 
 
 def test_bytes_that_changed_are_noticed(one, tmp_path):
