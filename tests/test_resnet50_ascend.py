@@ -275,8 +275,9 @@ THREE_SERVERS = [("10.0.0.1", (4,)), ("10.0.0.2", (0,)), ("10.0.0.3", (0,))]
 
 @pytest.mark.parametrize(("servers", "starts", "sentences"), [
     (2, [(2, 0)], ["not all machines have joined within 20 s (--wait): start run_cluster.sh on all servers of the "
-                   "table, with RANK_START 0 and 1, all with N = 2. So the ranks of this server, 0 to 0, were ended, "
-                   "exit code 1. Look at the logs there"]),
+                   "table, with RANK_START 0 and 1, all with N = 2; 127.0.0.1 is an address of each machine itself: if "
+                   "the servers are several machines, set MS_SCHED_HOST on all to the address of the first. So the "
+                   "ranks of this server, 0 to 0, were ended, exit code 1. Look at the logs there"]),
     (2, [(2, 0), (3, 2)], ["not all machines have joined within 20 s (--wait)",
                            "the server of rank 0, 127.0.0.1, has started fewer ranks than 3: all need the same "]),
     (3, [(3, 0), (3, 1), (3, 1)], ["not all machines have joined within 20 s (--wait)", "", ""]),

@@ -179,6 +179,23 @@ def test_run_cluster_trains_resnet50_on_two_hosts(both, cifar10, tmp_path, tmp_p
     check_same(trained, jobs.parameters(newest(on_one_machine, 0, 1)))
 
 
+def test_run_gpu_by_msrun_in_a_folder_that_two_hosts_share(both, cifar10, tmp_path):
+    """Neither moves the other one's folder aside, with the PID by which a job is ended."""
+    command = ("bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--launcher", "msrun", "--nodes", 2, "--master-addr",
+               "10.77.0.1", "--master-port", 28134, "--node-rank")
+    options = ("--", "--epochs", 1, "--steps", 1, "--image-size", 32, "--batch-size", 4, "--test-images", 0,
+               *jobs.SHALLOW)
+    with both[0].job(*command, 0, "--background", *options, cwd=tmp_path) as background, \
+            both[1].job(*command, 1, *options, cwd=tmp_path) as second:
+        background.wait_for("follow it: tail -f device_0/train.log    end it: kill ")
+        jobs.succeeded(second.finish(300))
+        result = jobs.succeeded(background.finish())
+    assert (tmp_path / "device_0" / "train.pid").read_text().strip() in result.output
+    assert [len(ranks_of([tmp_path / f"device_{rank}" / f"log_msrun_{rank}" / f"worker_{rank}.log"]))
+            for rank in range(2)] == [1, 1]
+    assert sorted(path.name for path in tmp_path.glob("device*")) == ["device_0", "device_1"]
+
+
 # ----------------------------------------------------------------------------------- faults while it trains
 @dataclasses.dataclass
 class End:
@@ -546,6 +563,13 @@ def test_far_logs_whose_folder_mpirun_cannot_make(both, mnist, tmp_path):
     assert (f"run_mpirun_1.sh: the folder {start}/log_output/1/rank.1 of the logs cannot be made on node2 (No space "
             "left on device); make room there, or, ") in result.output
     assert result.code != 0 and "which did not come from" not in result.output
+
+
+def test_mpirun_and_quotes_in_ssh(both, mnist, tmp_path):
+    """Open MPI divides what is in SSH at spaces."""
+    output = refused(both[0], "-H", "node1:1,node2:1", mnist, cwd=tmp_path,
+                     env={"SSH": f"ssh -F '{both[0].folder / 'ssh_config'}'"})
+    assert output == "run_mpirun_1.sh: Open MPI takes no quotes in SSH; put what needs them into ~/.ssh/config\n"
 
 
 def test_data_that_an_option_of_the_script_names(both, mnist, tmp_path):

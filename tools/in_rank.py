@@ -91,11 +91,10 @@ def prepare(launched):
         if is_rank_0() and ("OMPI_COMM_WORLD_SIZE" in os.environ or "MS_ROLE" not in os.environ):
             tell_what_leave_cuts_off()
         ranks = sys.modules.get("ranks")  # else it is part of a package
-        if ranks and "OMPI_COMM_WORLD_SIZE" in os.environ:
-            reducers["compare_in_the_end"](ranks)
-        elif ranks and "RANKS_WORDS" in os.environ:
-            tell_a_good_end()
         if ranks:
+            reducers["compare_in_the_end"](ranks)
+            if "OMPI_COMM_WORLD_SIZE" not in os.environ and "RANKS_WORDS" in os.environ:
+                tell_a_good_end()
             tell_of_leaving(ranks)
             find_scheduler(ranks)
 

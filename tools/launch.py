@@ -42,7 +42,7 @@ import progress
 import stacks
 import started_by
 from saving import Saving, kept_by_all
-from servers import Servers
+from servers import Servers, if_only_here
 from speech import Speech, drop_rest
 
 OWN_VARIABLES = re.compile(r"MS_(ROLE|NODE_ID|WORKER_NUM|SCHED_\w+|SIMULATION_LEVEL)$|OMPI_COMM_|PMIX_(?!MCA_)|"
@@ -95,7 +95,7 @@ def await_scheduler(args, address, starter, remedy):
             args.timed_out = True
             sys.exit(1)
         if time.monotonic() > deadline:
-            sys.exit(f"{args.name}: no scheduler at {at} after {args.wait} s; {remedy}")
+            sys.exit(f"{args.name}: no scheduler at {at} after {args.wait} s; {remedy}{if_only_here(address[0])}")
         time.sleep(0.5)
 
 

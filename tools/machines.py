@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import check_hosts
+from servers import if_only_here
 
 # mpirun hands no variable to other machines by itself.
 HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|"
@@ -112,6 +113,8 @@ def prepare_mpirun(args, launch):
     refuse_if(re.search(r"\s", mpirun + tools + folder),
               "Open MPI starts nothing on other machines from a path with a space "
               f"({mpirun}, {folder}); move it, or use run_msrun.sh --nodes")
+    refuse_if(re.search(r"'.*'|\".*\"|\\.", os.getenv("SSH", "")),
+              "Open MPI takes no quotes in SSH; put what needs them into ~/.ssh/config")
     refuse_if(":" in os.getcwd(), f"Open MPI cuts the path of the logs, {os.getcwd()}/{args.logs}, at the ':'; start "
                                   "from another folder")
     check_script(args, launch)
@@ -203,7 +206,9 @@ def prepare_msrun(args, launch):
     if not here and not args.restarts:
         launch.await_scheduler(args, (address, int(args.master_port)), "--node-rank 0", f"start {args.name} with "
                                f"--node-rank 0 on {address}, and let its firewall pass that port")
+    # The machines may share this folder.
     args.local, args.logs = range(first, first + args.n // nodes), f"{args.logs}_{rank}"
+    args.inside = args.inside and f"{args.inside}_{rank}"
     args.command = [f"--node_rank={rank}", f"--master_addr={address}",
                     f"--master_port={args.master_port}",
                     f"--cluster_time_out={int(args.wait) + launch.GIVES_UP_SOONER}"]
@@ -273,7 +278,7 @@ def blame_others(args, job, code):
              f"no answer any more from {first}: its ranks failed, the network did, or somebody sent TERM here"),
             ("processes in the cluster are not successfully spawned" in said,
              f"not all machines have joined within {args.wait} s (--wait): start {args.name} on {all_of_them}, all "
-             f"with N = {args.n}")):
+             f"with N = {args.n}{if_only_here(host)}")):
         if wrong:
             so, ended = ("T", "had ended well before;") if well else ("So t", "were ended,")
             return (f"{reason}. {so}he ranks of {here}, {own} to {args.local[-1]}, {ended} exit code {code}. "

@@ -1,5 +1,5 @@
 """Looks at how gradients will be averaged, where MindSpore takes settings without a word that make the mean wrong; and
-after the training, where mpirun has started the ranks on CPU, whether all hold the same weights.
+after the training, on CPU, whether all ranks hold the same weights.
 """
 
 import contextlib
@@ -156,14 +156,18 @@ def compare():
 
 
 def compare_in_the_end(ranks):
-    """Have ranks.leave() compare, where the ranks wait for each other; in a computed plan, compute.py does so."""
+    """Have ranks.leave() compare, under msrun, too, where the ranks do not meet there; in a computed plan, compute.py
+    does so.
+    """
     if "ASCEND_PLAN" in os.environ:
         return
     take_note()
+    name = "_meet" if "OMPI_COMM_WORLD_SIZE" in os.environ or "MS_ROLE" not in os.environ else "leave"
+    go_on = getattr(ranks, name)
 
-    def meet(meet=ranks._meet):
-        if GlobalComm.INITED and get_group_size() > 1:
+    def first(code=0):
+        if GlobalComm.INITED and get_group_size() > 1 and not code and not sys.exc_info()[0]:
             compare()
-        meet()
+        return go_on(code) if code else go_on()
 
-    ranks._meet = meet
+    setattr(ranks, name, first)

@@ -24,6 +24,12 @@ GONE = "the launcher of the ranks from 0 on, on another server, has ended and ha
 ODD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # by messages of strangers
 
 
+def if_only_here(host):
+    """What to add where others did not come to an address of this machine that each machine has; else ""."""
+    return (f"; {host} is an address of each machine itself: if the servers are several machines, set MS_SCHED_HOST on "
+            "all to the address of the first") * host.startswith("127.")
+
+
 def last_of(word):
     """A word of a command without the folders of a path, which may be others on each server."""
     return re.sub(r"[^=]*/(?=.)", "", word.rstrip("/"))
