@@ -19,12 +19,12 @@ class SyncBatchNorm(nn.Cell):
         self.gamma, self.beta = local.gamma, local.beta
         self.moving_mean, self.moving_variance = local.moving_mean, local.moving_variance
         self.eps, self.momentum = local.eps, local.momentum  # 0.1, the share of the new value
-        self.rank_size = rank_size
+        self.rank_size, self.of_batch = rank_size, local.use_batch_statistics  # None: in training
         self.all_reduce = ops.AllReduce()  # sum over ranks; its gradient is a sum over ranks, too
 
     def construct(self, x):
         channels = x.shape[1]
-        if self.training:
+        if self.training if self.of_batch is None else self.of_batch:
             # Values a channel, on all ranks; their sum and sum of squares, both in one message.
             count = self.rank_size * x.shape[0] * x.shape[2] * x.shape[3]
             sums = ops.concat((x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))))

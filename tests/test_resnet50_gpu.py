@@ -90,6 +90,49 @@ def test_ranks_with_synchronised_batch_norm_equal_one_rank(fruits, tmp_path, one
     assert all(jobs.largest_difference(trained[0], other) == 0 for other in trained[1:]), "ranks hold unequal weights"
 
 
+BATCH_NORMS = """import sys
+import numpy as np, mindspore as ms, ranks
+from mindspore import Tensor, nn
+from mindspore.communication import init, get_group_size, get_rank
+from sync_batch_norm import synchronise_batch_norm
+ms.set_context(mode=ms.GRAPH_MODE)
+rank, size = 0, 1
+if ranks.join():
+    init()
+    rank, size = get_rank(), get_group_size()
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+random = np.random.default_rng(1)
+x, y = (random.uniform(-1, 1, shape).astype(np.float32) for shape in ((16, 1, 4, 4), (16, 2)))
+weight = Tensor(random.uniform(-0.1, 0.1, (2, 64)).astype(np.float32))
+for kind in (None, False, True):
+    net = nn.SequentialCell(nn.Conv2d(1, 4, 3, weight_init="ones"), nn.BatchNorm2d(4, use_batch_statistics=kind),
+                            nn.ReLU(), nn.Flatten(), nn.Dense(64, 2, weight, "zeros"))
+    if size > 1:
+        synchronise_batch_norm(net, size)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(net.trainable_params(), 0.1, 0.9))
+    step.set_train()
+    for _ in range(3):
+        step(Tensor(x[rank::size]), Tensor(y[rank::size]))
+    net.set_train(False)
+    test = net(Tensor(x)).asnumpy()  # all ranks have the same here
+    if rank == 0:
+        print(kind, *(float(f"{abs(value).sum():.4g}") for value in (net[4].weight.asnumpy(),
+              net[1].moving_mean.asnumpy(), net[1].moving_variance.asnumpy(), test)))
+ranks.leave()
+"""
+
+
+def test_batch_norm_of_fixed_statistics_stays_so_when_synchronised(tmp_path):
+    """use_batch_statistics: False freezes a batch norm, with True it takes those of the batch in a test, too."""
+    lesson = jobs.planted("resnet50_gpu", tmp_path, "sync_batch_norm.py")
+    (lesson / "norms.py").write_text(BATCH_NORMS)
+    one = jobs.succeeded(jobs.run(jobs.PYTHON, lesson / "norms.py", cwd=tmp_path, env=CPU)).output
+    two = jobs.succeeded(by_mpirun(2, lesson / "norms.py", cwd=tmp_path)).output
+    assert one.count("\n") == 3 and one.count("0.0 4.0") == 1  # of the frozen one
+    assert [float(word) for word in re.sub("None|False|True", "", two).split()] == pytest.approx(
+        [float(word) for word in re.sub("None|False|True", "", one).split()], rel=2e-3)
+
+
 def test_each_rank_crops_in_its_own_way(fruits, tmp_path):
     """Told by the pixels of the first batch, just before the training; both ranks are given the same pictures."""
     same_pictures = ("ds.DistributedSampler(rank_size, rank,", "ds.DistributedSampler(1, 0,")
