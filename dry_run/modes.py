@@ -47,7 +47,7 @@ NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute
 CALLED = {"ArgMaxWithValue": "ops.max", "ArgMinWithValue": "ops.min"}  # as scripts have it
 # These have no rule and need none: each element, or each row, is computed alone.
 ALONE = re.compile("Adaptive(Avg|Max)Pool[23]D|Flatten|Resize.*|Upsample.*|"  # each sample
-                   "Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*(Index|Masked|Lerp)).*Scalar")
+                   "CeLU|HSwish|Im2Col|IsNan|LRN|Sinc|Muls|Divs|DivMods|PowScalarTensor|(?!.*(Index|Masked|Lerp)).*Scalar")
 OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan cuts the axis that it is taken along: "
              "take it of an operator with a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
 OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "

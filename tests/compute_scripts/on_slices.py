@@ -39,7 +39,8 @@ class Net(nn.Cell):
             value, index = ops.max(y, 0)
             return value + index
         if self.how in ("scalar", "value"):
-            return ops.masked_fill(self.flatten(x), x < 0, 0.1) if self.how == "scalar" else ops.max(y, 0)[0]
+            alone = ops.celu(ops.hardswish(self.flatten(x)))
+            return ops.masked_fill(alone, x < 0, 0.1) if self.how == "scalar" else ops.max(y, 0)[0]
         if "rows" in self.how:
             return self.add(y, Tensor([[1], [3]], ms.int32), y[:2])
         return ops.argmax(y, 0) if self.how == "argmax" else self.argmax(y)
