@@ -100,7 +100,8 @@ def what_to_load(parameters):
 def load(folder):
     """Load whole parameters of a job with other ranks or another mode."""
     parameters = slices.Saved(folder).whole() if rank == 0 else {}
-    parameters["learning_rate"] = optimizer.learning_rate  # this job's own
+    parameters |= {p.name: p for p in optimizer.get_parameters()  # this job's own
+                   if p.name.startswith(("learning_rate", "global_step"))}
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file
     for parameter in train_step.get_parameters():
         shape = (ROWS, COLUMNS) if (name := parameter.name).endswith(SLICED) else parameter.shape

@@ -491,9 +491,9 @@ def test_slices_of_four_ranks_go_to_two_and_to_one(one, tmp_path):
 
 
 def test_slices_of_another_optimizer(tmp_path):
-    """Adam holds two slices beside that of the weight, under other names than Momentum."""
+    """Adam holds two slices beside that of the weight, under other names than Momentum; with a rate for each step."""
     lesson = jobs.planted("checkpoints", tmp_path, "train.py", (
-        "nn.Momentum(net.trainable_params(), args.lr, 0.9)", "nn.Adam(net.trainable_params(), args.lr)"))
+        "nn.Momentum(net.trainable_params(), args.lr, 0.9)", "nn.Adam(net.trainable_params(), 8 * [args.lr])"))
     train(tmp_path, "hybrid_parallel", 2, "--epochs", 2, "--ckpt-dir", "two", "--sliced", lesson=lesson)
     tool("convert_checkpoints.py", "two", "whole", "--ranks", 1, cwd=tmp_path)
     train(tmp_path, "data_parallel", 1, "--epochs", 2, "--ckpt-dir", "one", lesson=lesson)
@@ -506,6 +506,7 @@ def test_slices_of_another_optimizer(tmp_path):
     cut, [uncut] = read(tmp_path / "cut", tmp_path / "uncut")
     assert jobs.largest_difference(gathered(cut), uncut) < 10 * SAME
     assert np.abs(uncut["moment2.weight"] - whole["moment2.weight"]).max() > 0
+    assert uncut["global_step"] == 4, "its rates begin with the first"
 
 
 def check_resumed(resumed, one, folder):

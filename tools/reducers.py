@@ -2,11 +2,11 @@
 after the training, on CPU, whether all ranks hold the same weights.
 """
 
+import collections
 import contextlib
 import functools
 import os
 import sys
-import weakref
 import zlib
 
 import numpy as np
@@ -15,7 +15,7 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
-OPTIMIZERS = weakref.WeakSet()  # those made so far
+OPTIMIZERS = collections.deque(maxlen=4)  # the last that were made: a function that made one may have returned
 SEEN = set()  # of "reducer", "collective", "sum" (of gradients): what the script has made
 SET = {}  # id of a Parameter: the checksum of what set_data() has put into it since the first step, as a checkpoint's
 SAME = 1e-4  # of the weights' norm; rounding is far below
@@ -67,20 +67,20 @@ def take_over():
 
 def take_note():
     """Note what a script makes that tells whether all ranks should hold the same weights."""
-    def before(kind, method, do):
-        as_ever = getattr(kind, method)
+    def when_made(kind, do):
+        as_ever = kind.__init__
 
         @functools.wraps(as_ever)
-        def wrapped(self, *given, **named):
+        def make(self, *given, **named):
+            as_ever(self, *given, **named)
             do(self)
-            return as_ever(self, *given, **named)
 
-        setattr(kind, method, wrapped)
+        kind.__init__ = make
 
     for kind in (nn.Optimizer, NewOptimizer):
-        before(kind, "__init__", OPTIMIZERS.add)
+        when_made(kind, OPTIMIZERS.append)
     for kind in (ops.AllReduce, ops.AllGather, ops.ReduceScatter, ops.Broadcast):
-        before(kind, "__init__", lambda _: SEEN.add("collective"))
+        when_made(kind, lambda _: SEEN.add("collective"))
     set_data = Parameter.set_data
 
     @functools.wraps(set_data)
