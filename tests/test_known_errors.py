@@ -119,7 +119,8 @@ IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
               "data-worker"}
 BY_A_TEST = {"host-name", "mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
-             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config", "keyboard"}
+             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config", "keyboard",
+             "cut-in-two-ways", "gradient-of-a-gradient"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -373,6 +374,43 @@ def test_a_number_of_ranks_for_which_mindspore_has_no_plan(cifar10, tmp_path):
     assert result.code == 1
     check_shown_first("number-of-ranks", result.output)
     check_hint("number-of-ranks", result.output)
+
+
+UNPLANNED = """import sys
+import numpy as np, mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.communication.init()
+in_two_ways = sys.argv[1] == "cut-in-two-ways"
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel" if in_two_ways else "auto_parallel",
+                             dataset_strategy="full_batch")
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.w, self.matmul = Parameter(np.ones((4, 4), np.float32), name="w"), ops.MatMul().shard(((1, 1), (1, 2)))
+    def construct(self, x):
+        return self.matmul(x, self.w).sum()
+net = Net()
+gradient = ms.grad(net)
+def loss(x):
+    return net(x) + (net.w * net.w).sum() if in_two_ways else (gradient(x) ** 2).sum()
+optimizer = nn.SGD(net.trainable_params(), 0.1)
+differentiated = ms.value_and_grad(loss, None, optimizer.parameters)
+@ms.jit
+def step(x):
+    value, gradients = differentiated(x)
+    return ops.depend(value, optimizer(gradients))
+step(Tensor(np.ones((8, 4), np.float32)))
+"""
+
+
+@pytest.mark.parametrize("name", ["cut-in-two-ways", "gradient-of-a-gradient"])
+def test_what_mindspore_cannot_plan(name, tmp_path):
+    (tmp_path / "unplanned.py").write_text(UNPLANNED)
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", "--rank-size", 2, "unplanned.py", name,
+                      cwd=tmp_path)
+    assert result.code == 1
+    check_shown_first(name, result.output)
 
 
 def test_the_launcher_says_that_the_disk_is_full(mnist, tmp_path):
