@@ -1239,9 +1239,21 @@ ranks.leave()
 """
 
 
-def test_release_before_leave_is_no_crash(tmp_path):
-    with start(tmp_path, RELEASES, 2, "--", RANKS.parent) as job:
-        jobs.succeeded(job.finish())
+LEAVES_AT_ONCE = JOINS + """
+try:
+    if ms.communication.get_rank() == 1:
+        raise ValueError
+except ValueError:
+    ranks.leave()  # and once more at the end
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize("script", [RELEASES, LEAVES_AT_ONCE], ids=["release", "in except"])
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun"])
+def test_release_before_leave_and_leave_at_an_error_are_no_crash(launcher, script, tmp_path):
+    with start(tmp_path, script, 2, "--with", launcher, "--", RANKS.parent) as job:
+        jobs.succeeded(job.finish(60))
 
 
 def test_ranks_that_never_met_are_told_what_is_missing(tmp_path):

@@ -189,12 +189,12 @@ def test_weights_that_differ_in_the_end_are_told(line, other, tmp_path):
 
 @pytest.mark.parametrize("faster", [0, 1])  # by so much more does rank 1 change its weights
 def test_weights_are_compared_under_msrun_too(faster, tmp_path):
-    """Its ranks do not wait for each other at the end, but for this."""
+    """Its ranks do not wait for each other at the end: the launcher compares."""
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (
         "nn.Momentum(net.trainable_params(), 0.1", f"nn.Momentum(net.trainable_params(), 0.1 + {faster} * rank / 1000"))
     result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--launcher", "msrun", "--", "--epochs", 1,
                                      cwd=tmp_path))
-    assert result.output.count("[rank 0] warning: rank 1 ended with other weights than rank 0; in data") == faster
+    assert result.output.count("run.sh: warning: rank 1 ended with other weights than rank 0; in data") == faster
     assert result.output.count(" other weights ") == faster
 
 

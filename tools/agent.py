@@ -212,6 +212,8 @@ class Agent:
             self.met = True
         elif word.startswith(b"scheduler "):
             self.scheduler_of = int(word[10:])
+        elif word.startswith(b"weights "):
+            self.tell(weights=word[8:].decode())
         elif word:
             self.tell(word=word.decode())
         else:

@@ -92,9 +92,9 @@ def prepare(launched):
             tell_what_leave_cuts_off()
         ranks = sys.modules.get("ranks")  # else it is part of a package
         if ranks:
-            reducers["compare_in_the_end"](ranks)
+            weights = reducers["compare_in_the_end"](ranks)
             if "OMPI_COMM_WORLD_SIZE" not in os.environ and "RANKS_WORDS" in os.environ:
-                tell_a_good_end()
+                tell_a_good_end(weights)
             tell_of_leaving(ranks)
             find_scheduler(ranks)
 
@@ -346,15 +346,17 @@ def tell_agent(word):
         os.write(int(os.environ["RANKS_WORDS"]), word)
 
 
-def tell_a_good_end():
+def tell_a_good_end(weights):
     """Have ranks.leave() tell the agent that the script has ended well and written all: under msrun Python then ends
-    the rank, with MindSpore's clean-up, which crashes one time in forty.
+    the rank, with MindSpore's clean-up, which crashes one time in forty. weights: a function, what it has to say of
+    them.
     """
     def leave(code=0, leave=sys.modules["ranks"].leave):
         well = not code and not sys.exc_info()[0]
         leave(code)
         if well and os.getpid() == SELF:
             finish_writing(last=False)
+            tell_agent(f"weights {weights()}".encode())
             tell_agent(b"ended")
 
     sys.modules["ranks"].leave = leave

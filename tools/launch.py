@@ -32,6 +32,7 @@ import time
 from pathlib import Path
 
 import agent
+import alike
 import before
 import job_report
 import known_errors
@@ -776,6 +777,11 @@ def report(args, job, code, failed):
         if diverged:
             say(f"{args.name}: warning: the last loss of rank {', '.join(diverged)} is no number: training has "
                 "diverged; take a smaller --lr", sys.stderr)
+        numbers = sorted(job.ranks)
+        weights = [json.loads(job.ranks[number].get("weights") or "null") for number in numbers]
+        if None not in weights and (others := alike.others([row[:4] for row in weights])):
+            say(f"{args.name}: {alike.warning([numbers[other] for other in others], numbers[0], weights[0][4])}",
+                sys.stderr)
         accuracy = job.ranks[args.local[0]]["accuracy"]
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)

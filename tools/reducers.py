@@ -5,9 +5,12 @@ after the training, on CPU, whether all ranks hold the same weights.
 import collections
 import contextlib
 import functools
+import json
 import os
+import runpy
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -18,7 +21,7 @@ from mindspore.parallel._auto_parallel_context import auto_parallel_context
 OPTIMIZERS = collections.deque(maxlen=4)  # the last that were made: a function that made one may have returned
 SEEN = set()  # of "reducer", "collective", "sum" (of gradients): what the script has made
 SET = {}  # id of a Parameter: the checksum of what set_data() has put into it since the first step, as a checkpoint's
-SAME = 1e-4  # of the weights' norm; rounding is far below
+ALIKE = runpy.run_path(str(Path(__file__).with_name("alike.py")))
 BLOCK = 1 << 16  # numbers that are looked at together
 
 
@@ -127,8 +130,8 @@ def weights():
     return norm ** 0.5, seen, network
 
 
-def compare():
-    """Say it if ranks that should have the same weights have not; all ranks must call it."""
+def own():
+    """Of this rank what tools/alike.py compares."""
     mode = auto_parallel_context().get_parallel_mode()
     try:
         with np.errstate(all="ignore"):
@@ -136,38 +139,45 @@ def compare():
             # parallel a collective without a reducer is for the loss that is shown.
             by_hand = ("collective" in SEEN and not (SEEN | {mode}) & {"reducer", "data_parallel"}) or any(
                 SET[id(one)] == checksum(one) for one in trained() if id(one) in SET)
-            mine = [*weights(), by_hand]
+            return [*weights(), by_hand]
     except Exception:  # noqa: BLE001  # all has ended well, and the others wait
-        mine = [0, 0, 0, True]
-    norms, seen, networks, unknown = ops.AllGather()(Tensor(np.array(mine, np.float32))).asnumpy().reshape(-1, 4).T
-    with np.errstate(all="ignore"):
-        same = np.abs(seen - seen[0]) <= SAME * norms[0]  # not where either is no number
-    others = [rank for rank in range(1, len(seen)) if not same[rank]]
-    alike = not unknown.any() and np.all(networks == networks[0]) and np.isfinite(seen).any()
-    if others and alike and get_rank() == 0:
-        why = ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
-               "or a gradient was not averaged" if "reducer" in SEEN else
-               "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
-               "training" if mode != "data_parallel" else
-               "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
-               "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients); if they are averaged in "
-               "another way, some weight began as another, or was left out")
-        print(f"warning: rank {' '.join(map(str, others))} ended with other weights than rank 0; {why}", flush=True)
+        return [0, 0, 0, True]
+
+
+def why():
+    """Of weights that differ."""
+    return ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
+            "or a gradient was not averaged" if "reducer" in SEEN else
+            "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
+            "training" if auto_parallel_context().get_parallel_mode() != "data_parallel" else
+            "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
+            "gradients = nn.DistributedGradReducer(optimizer.parameters)(gradients); if they are averaged in "
+            "another way, some weight began as another, or was left out")
+
+
+def compare():
+    """Say it if ranks that should have the same weights have not; all ranks must call it."""
+    mine = own()  # before the collective, which it would take note of
+    rows = ops.AllGather()(Tensor(np.array(mine, np.float32))).asnumpy().reshape(-1, 4)
+    if (different := ALIKE["others"](rows.tolist())) and get_rank() == 0:
+        print(ALIKE["warning"](different, 0, why()), flush=True)
 
 
 def compare_in_the_end(ranks):
-    """Have ranks.leave() compare, under msrun, too, where the ranks do not meet there; in a computed plan, compute.py
-    does so.
+    """Have ranks.leave() compare, where the ranks wait for each other; in a computed plan, compute.py does so.
+
+    Under msrun they do not. Returns what tells the launcher of this rank's weights, in words: it compares.
     """
     if "ASCEND_PLAN" in os.environ:
-        return
+        return str
     take_note()
-    name = "_meet" if "OMPI_COMM_WORLD_SIZE" in os.environ or "MS_ROLE" not in os.environ else "leave"
-    go_on = getattr(ranks, name)
+    if "MS_ROLE" in os.environ and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        return lambda: json.dumps([*own(), why()]) if GlobalComm.INITED else ""
 
-    def first(code=0):
-        if GlobalComm.INITED and get_group_size() > 1 and not code and not sys.exc_info()[0]:
+    def meet(meet=ranks._meet):
+        if GlobalComm.INITED and get_group_size() > 1:
             compare()
-        return go_on(code) if code else go_on()
+        meet()
 
-    setattr(ranks, name, first)
+    ranks._meet = meet
+    return str
