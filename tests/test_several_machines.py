@@ -3,6 +3,7 @@
 import dataclasses
 import getpass
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -233,8 +234,8 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
         lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
     by = {"ALL_REDUCE": "MPI" if fault == "killed" else ""}
     far = "root@node2:2" if fault == "link down" else "node2:2"  # ssh and Open MPI name it without its user
-    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", f"node1:2,{far}", mnist, *ENDLESS, cwd=tmp_path,
-                   env=by) as job:
+    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", f"node1:2,{far}", mnist, "--report", "report.json",
+                   *ENDLESS, cwd=tmp_path, env=by) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
         if fault == "launcher ended":
             launcher, = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
@@ -259,6 +260,9 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
             assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
         nothing_left(both, None if "link down" in fault else end.result)
         assert jobs.marked(job.mark) == []
+    told = json.loads((tmp_path / "report.json").read_text())["first_failure"]
+    assert (told and (told["rank"], told["host"])) == {"killed": (3, "node2"), "launcher ended": None}.get(
+        fault, (None, None))
 
 
 def test_a_far_start_folder_of_its_own(both, tmp_path):

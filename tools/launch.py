@@ -785,9 +785,11 @@ def report(args, job, code, failed):
         accuracy = job.ranks[args.local[0]]["accuracy"]
         return say(accuracy) if accuracy else None
     rank = job.ranks.get(failed)
-    reason = job.reason or next(filter(None, (blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
-    reason = reason or death_of_starter(args, job) or job.guess
-    args.failure = {"rank": failed, "host": rank and rank["host"], "exit_code": code, "why": reason}
+    elsewhere = not job.reason and next(filter(None, (
+        blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
+    reason = job.reason or elsewhere or death_of_starter(args, job) or job.guess
+    named = {"rank": failed, "host": rank["host"]} if rank and not elsewhere else {"rank": None, "host": None}
+    args.failure = {**named, "exit_code": code, "why": reason}
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
