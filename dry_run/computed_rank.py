@@ -124,7 +124,7 @@ class Computer:
                 raise PlanError(wrong)
             found = plan.read(model, phase, layouts, text)
             planned = "".join(map(graph_ir.read, Path(folder).rglob("*step_parallel_end_*.ir")))
-            found.notes = notes_of(text, planned, layouts)
+            found.notes = notes_of(obj, text, planned, layouts)
             # Now: the class AutoParallel takes its settings back after a compilation.
             found.stages, found.slices = ms.get_auto_parallel_context("pipeline_stages"), slices_of_arguments()
         keep = os.environ.get("COMPUTE_KEEP")

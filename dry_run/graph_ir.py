@@ -203,6 +203,16 @@ def trained_by(planned):
     return {names.get(ref) for ref in re.findall(r"= RefToEmbed\((?:\$\(@[^:]+:|%)(para\d+_[^)]+)\)", planned)}, names
 
 
+def only_read(planned):
+    """Names of parameters that the graph `step_parallel_end`, a text, uses without their gradient; none where it asks
+    for no gradient at all.
+    """
+    trained, names = trained_by(planned)
+    lines = [line for line in re.findall(r"\n  %\d+\(.*", planned) if " = Receive(" not in line]  # it only names one
+    used = {names.get(ref) for line in lines for ref in re.findall(r"[:%](para\d+_[^),: ]+)(?=[),])", line)}
+    return used - trained if trained else set()
+
+
 def norms_of_shared(text, planned):
     """Names of trained parameters that a stage sends to another one which uses them, too, where all's norm is taken."""
     if "_ClipByGlobalNorm(" not in text:

@@ -41,6 +41,9 @@ OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's
              "differentiate the sum of the losses, and clip, once")
 SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each pipeline stage that uses it: give "
                 "each stage a parameter of its own, or clip by value")
+OTHER_STAGE = ("this pipeline stage uses {} of an earlier stage outside of all cells that have a stage: MindSpore "
+               "neither sends it nor adds up its gradient, so that a penalty does nothing. Put what uses it into a "
+               "cell of its own, with the pipeline_stage of the last")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
@@ -97,13 +100,20 @@ def nothing_compiled():
     return WANTED.format(planned_mode(), "nothing is") if pynative else ""
 
 
-def notes_of(text, planned, layouts):
+def trained_in(obj):
+    """Names of what the optimizers in a cell train."""
+    cells = obj.cells_and_names() if issubclass(type(obj), nn.Cell) else ()
+    return {parameter.name for _, cell in cells if issubclass(type(cell), OPTIMIZERS) for parameter in cell.parameters}
+
+
+def notes_of(obj, text, planned, layouts):
     """What is wrong with the numbers of a graph, presumably on cards, too, as a list of sentences.
 
     Gradients of a common loss are divided by _VirtualDiv (parallel/step_parallel.cc); gradients_mean divides, too, but
     no gradients of slices. Norms of slices are added up by a collective of its own.
 
     Args:
+        obj: the cell or function that was compiled.
         text: the graph `validate` as text.
         planned: the graph `step_parallel_end`, in which nothing has been computed in advance, or "".
         layouts: those of the parameters, by name.
@@ -117,6 +127,9 @@ def notes_of(text, planned, layouts):
         notes.append(OWN_NORMS)
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
+    stages = ms.get_auto_parallel_context("pipeline_stages")
+    if stages > 1 and (elsewhere := graph_ir.only_read(planned) & trained_in(obj)):
+        notes.append(OTHER_STAGE.format(", ".join(sorted(elsewhere))))
     if places := graph_ir.outside(planned, slices):
         notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))
     if graph_ir.by_inputs(planned):
@@ -128,7 +141,7 @@ def notes_of(text, planned, layouts):
         notes.append(OWN_BPROP.format(", ".join(sorted(cells))))
     mean = ms.get_auto_parallel_context("gradients_mean")
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
-            and ms.get_auto_parallel_context("pipeline_stages") == 1
+            and stages == 1
             and (sliced if mean else cut or "Grad__Mirror" in text)):
         notes.append(UNDIVIDED if ms.get_auto_parallel_context("loss_repeated_mean") else NOT_REPEATED)
     reduced = "Grad__Mirror" in text or "grad_parallel_optimizer_allgather" in text  # gradients of whole parameters

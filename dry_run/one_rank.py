@@ -113,7 +113,7 @@ def watch(executor):
                 facts["evaluated" if job.evaluating else "graphs"].append(str(path))
                 facts["network"] = facts["network"] or not issubclass(type(obj), OPTIMIZERS)
                 text = graph_ir.read(path)
-                facts["notes"] += notes_of(text, planned, layouts)
+                facts["notes"] += notes_of(obj, text, planned, layouts)
                 outputs[phase] = graph_ir.parse(text).output
         facts["layouts"].update(layouts)
         rank = ms.communication.get_rank() if GlobalComm.INITED else 0

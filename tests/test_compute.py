@@ -680,6 +680,63 @@ for _ in range(4):
     check_losses_of_one_process(done, tmp_path, 4)
 
 
+PENALTY = """
+import sys
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.communication import get_rank, init
+where = sys.argv[1]
+ms.set_context(mode=ms.GRAPH_MODE)
+if len(sys.argv) == 2:
+    init()
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", dataset_strategy="full_batch", pipeline_stages=2)
+random = np.random.default_rng(1)
+first, second = (ms.Tensor(random.uniform(-1, 1, (8, 8)).astype(np.float32)) for _ in "12")
+net = nn.SequentialCell(nn.Dense(8, 8, first, "zeros"), nn.Dense(8, 8, second, "zeros"))
+net[0].pipeline_stage, net[1].pipeline_stage = 0, 1
+
+
+class Penalty(nn.Cell):
+    def __init__(self, weight):
+        super().__init__(auto_prefix=False)
+        self.weight = weight
+
+    def construct(self):
+        return (self.weight ** 2).sum() if where == "in a cell" else self.weight[:4].sum()
+
+
+class Loss(nn.Cell):
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.net, self.penalty = net, Penalty(net[0].weight)
+        if where == "in a cell":
+            self.penalty.pipeline_stage = 1
+
+    def construct(self, x, y):
+        loss = ((self.net(x) - y) ** 2).mean()
+        return loss + ((self.net[0].weight ** 2).sum() if where == "outside" else self.penalty())
+
+
+cell = Loss() if len(sys.argv) > 2 else nn.PipelineCell(Loss(), 2)
+x, y = (random.uniform(-1, 1, (32, 8)).astype(np.float32) for _ in "xy")
+data = ms.dataset.NumpySlicesDataset((x, y), shuffle=False).batch(8)
+ms.Model(cell, optimizer=nn.Momentum(net.trainable_params(), 0.1, 0.9)).train(1, data, dataset_sink_mode=False)
+if len(sys.argv) > 2 or get_rank() == 0:
+    print("norm", np.linalg.norm(net[0].weight.asnumpy()))
+"""
+
+
+@pytest.mark.parametrize("where", ["in a cell", "outside", "a slice"])
+def test_a_weight_of_another_stage_that_is_used_outside_of_all_stages_is_told(where, tmp_path):
+    (tmp_path / "net.py").write_text(PENALTY)
+    alone = forks.run(tmp_path / "net.py", where, "alone", cwd=tmp_path)
+    plan = compute(2, "net.py", where, cwd=tmp_path)
+    one, ranks = (float(re.search("(?m)^norm (.*)", succeeded(done).output)[1]) for done in (alone, plan))
+    assert plan.output.count("this pipeline stage uses 0.weight of an earlier stage") == (where != "in a cell")
+    assert (abs(one - ranks) < 1e-4 * one) == (where == "in a cell"), "and what is told is true"
+
+
 def test_a_mean_of_a_slice_is_told_in_the_last_stage_of_a_pipeline(tmp_path):
     (tmp_path / "net.py").write_text("""
 import mindspore as ms

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import runpy
 import sys
 import zlib
@@ -19,9 +20,10 @@ from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
 OPTIMIZERS = collections.deque(maxlen=4)  # the last that were made: a function that made one may have returned
-SEEN = set()  # of "reducer", "collective", "sum" (of gradients): what the script has made
+SEEN = set()  # what the script has made: "reducer", "group" (that of some ranks), "collective", "sum" (of gradients)
 SET = {}  # id of a Parameter: the checksum of what set_data() has put into it since the first step, as a checkpoint's
 ALIKE = runpy.run_path(str(Path(__file__).with_name("alike.py")))
+FUNCTIONS = re.compile(r"(inner|dist)_comm_(all_reduce|all_gather|reduce_scatter|broadcast)\w*_op")
 BLOCK = 1 << 16  # numbers that are looked at together
 
 
@@ -52,7 +54,7 @@ def take_over():
         averaged = auto_parallel_context().get_gradients_mean() if mean is None else mean
         refuse(parameters, averaged, degree, size)
         made(self, parameters, mean, degree, *more, **named)
-        SEEN.add("reducer")
+        SEEN.add("reducer" if group == GlobalComm.WORLD_COMM_GROUP else "group")
         # A multiple may be meant: of gradients that are accumulated.
         if averaged and degree and degree % size and get_rank() == 0:
             print(f"warning: gradients are summed over {size} ranks and divided by {degree}, the degree given to "
@@ -70,20 +72,25 @@ def take_over():
 
 def take_note():
     """Note what a script makes that tells whether all ranks should hold the same weights."""
-    def when_made(kind, do):
-        as_ever = kind.__init__
+    def after(kind, method, do):
+        as_ever = getattr(kind, method)
 
         @functools.wraps(as_ever)
-        def make(self, *given, **named):
-            as_ever(self, *given, **named)
+        def wrapped(self, *given, **named):
+            result = as_ever(self, *given, **named)
             do(self)
+            return result
 
-        kind.__init__ = make
+        setattr(kind, method, wrapped)
 
     for kind in (nn.Optimizer, NewOptimizer):
-        when_made(kind, OPTIMIZERS.append)
+        after(kind, "__init__", OPTIMIZERS.append)
     for kind in (ops.AllReduce, ops.AllGather, ops.ReduceScatter, ops.Broadcast):
-        when_made(kind, lambda _: SEEN.add("collective"))
+        after(kind, "__init__", lambda _: SEEN.add("collective"))
+    # What the functions of these modules call.
+    for module in map(sys.modules.get, ("mindspore.communication.comm_func", "mindspore.mint.distributed.distributed")):
+        for kind in {type(value) for name, value in vars(module).items() if FUNCTIONS.fullmatch(name)}:
+            after(kind, "__call__", lambda _: SEEN.add("collective"))
     set_data = Parameter.set_data
 
     @functools.wraps(set_data)
@@ -138,7 +145,7 @@ def own():
             # Whatever is meant where ranks exchange by hand, or one has loaded weights since the training. But in data
             # parallel a collective without a reducer is for the loss that is shown.
             by_hand = ("collective" in SEEN and not (SEEN | {mode}) & {"reducer", "data_parallel"}) or any(
-                SET[id(one)] == checksum(one) for one in trained() if id(one) in SET)
+                SET[id(one)] == checksum(one) for one in trained() if id(one) in SET) or "group" in SEEN
             return [*weights(), by_hand]
     except Exception:  # noqa: BLE001  # all has ended well, and the others wait
         return [0, 0, 0, True]
@@ -147,7 +154,8 @@ def own():
 def why():
     """Of weights that differ."""
     return ("in data parallel all have the same. Their initial weights, learning rates or numbers of steps differ, "
-            "or a gradient was not averaged" if "reducer" in SEEN else
+            "or a gradient was not averaged (a weight that is each rank's own wants layerwise_parallel=True)"
+            if "reducer" in SEEN else
             "each has trained alone, for nothing made them exchange gradients: no parallel_mode was set before the "
             "training" if auto_parallel_context().get_parallel_mode() != "data_parallel" else
             "Model or nn.TrainOneStepCell was made before parallel_mode was set, or a step by hand lacks "
