@@ -20,7 +20,7 @@ import numpy as np
 from mindspore import Tensor
 
 import slices
-from network import COLUMNS, SLICED, columns_of
+from network import COLUMNS, ROWS, columns_of
 
 parser = argparse.ArgumentParser(description="Merge and cut slices.", usage=argparse.SUPPRESS)
 parser.add_argument("source", type=Path, help="the --ckpt-dir of the job that saved")
@@ -43,10 +43,10 @@ if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir
 def by_hand(saved):
     """Merge the slices and cut them for args.ranks ranks; returns what each rank has."""
     whole = {name: np.concatenate([rank[name].asnumpy() for rank in saved.ranks], axis=1)
-             if name.endswith(SLICED) and saved.slices > 1 else value.asnumpy()
-             for name, value in saved.ranks[0].items()}
+             if value.shape == saved.ranks[0]["weight"].shape != (ROWS, COLUMNS)
+             else value.asnumpy() for name, value in saved.ranks[0].items()}
     columns = [columns_of(rank, args.ranks) for rank in range(args.ranks)]
-    return [{name: Tensor(value[:, own].copy() if name.endswith(SLICED) else value)
+    return [{name: Tensor(value[:, own].copy() if value.shape == (ROWS, COLUMNS) else value)
              for name, value in whole.items()} for own in columns]
 
 

@@ -12,7 +12,6 @@ from mindspore import Parameter, Tensor, nn, ops
 ROWS, COLUMNS = 512, 128  # of the weight
 SAMPLES, BATCH = 256, 64  # the batch of one step, over all ranks together
 STEPS = SAMPLES // BATCH  # an epoch
-SLICED = "weight"  # is cut, and so are an optimizer's moments.weight, moment1.weight, ...
 
 
 def columns_of(rank, rank_size):

@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 
 from checkpoints import Checkpoints
-from network import BATCH, COLUMNS, ROWS, SAMPLES, SLICED, columns_of
+from network import BATCH, COLUMNS, ROWS, SAMPLES, columns_of
 
 PREFIX = "net"  # of the files: net-<epoch>_<step>.ckpt
 
@@ -61,7 +61,7 @@ class Saved:
             if own != rank and self.slices > 1:
                 raise ValueError(f"{file} was saved by rank {own}; put it back into its folder")
             for name, value in self.ranks[0].items():
-                own, sliced = parameters.get(name), self.slices > 1 and name.endswith(SLICED)
+                own, sliced = parameters.get(name), self.slices > 1 and value.shape == shape
                 if own is None or own.shape != value.shape or not (
                         sliced or np.array_equal(own.asnumpy(), value.asnumpy(), equal_nan=True)):
                     raise ValueError(f"{name} in {file} is not as in {self.files[0]}: they are "
@@ -78,13 +78,14 @@ class Saved:
 def of_rank(parameters, rank, rank_size, cut):
     """What a rank loads, of a file's {name: Parameter}: all, or, with cut, its columns."""
     saved_by = int(parameters.pop("rank", rank))
-    for name in [name for name in parameters if cut and name.endswith(SLICED)]:
-        if parameters[name].shape == (ROWS, COLUMNS):
-            own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
-            parameters[name] = ms.Parameter(own.copy(), name=name)
-        elif saved_by != rank:
-            sys.exit(f"rank {rank} finds the slices of rank {saved_by} in its own folder; "
-                     f"put them back into rank_{saved_by}")
+    # The weight, and what the optimizer has of it, of the same shape: Momentum one, Adam two.
+    whole = [name for name in parameters if cut and parameters[name].shape == (ROWS, COLUMNS)]
+    if cut and not whole and saved_by != rank:
+        sys.exit(f"rank {rank} finds the slices of rank {saved_by} in its own folder; "
+                 f"put them back into rank_{saved_by}")
+    for name in whole:
+        own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
+        parameters[name] = ms.Parameter(own.copy(), name=name)
     return parameters
 
 

@@ -25,7 +25,7 @@ from mindspore.communication import get_group_size, get_rank, init
 
 import checkpoints
 import slices
-from network import (BATCH, COLUMNS, ROWS, SAMPLES, SLICED, STEPS, Net, check_mode, make_samples)
+from network import (BATCH, COLUMNS, ROWS, SAMPLES, STEPS, Net, check_mode, make_samples)
 
 # ----------------------------------------------------------------------------------------- settings
 parser = argparse.ArgumentParser(description="Train with checkpoints.", usage=argparse.SUPPRESS)
@@ -104,8 +104,8 @@ def load(folder):
                    if p.name.startswith(("learning_rate", "global_step"))}
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file
     for parameter in train_step.get_parameters():
-        shape = (ROWS, COLUMNS) if (name := parameter.name).endswith(SLICED) else parameter.shape
-        value = parameters.get(name, Tensor(np.zeros(shape), parameter.dtype))
+        shape = (ROWS, COLUMNS) if parameter.shape == net.weight.shape else parameter.shape
+        value = parameters.get(name := parameter.name, Tensor(np.zeros(shape), parameter.dtype))
         if rank_size > 1:
             [value] = ops.Broadcast(0)((Tensor(value.asnumpy()),))
         parameters[name] = Parameter(value, name=name)

@@ -4,6 +4,7 @@ import re
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.communication import get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 
 import graph_ir
@@ -100,10 +101,16 @@ def nothing_compiled():
     return WANTED.format(planned_mode(), "nothing is") if pynative else ""
 
 
-def trained_in(obj):
-    """Names of what the optimizers in a cell train."""
-    cells = obj.cells_and_names() if issubclass(type(obj), nn.Cell) else ()
-    return {parameter.name for _, cell in cells if issubclass(type(cell), OPTIMIZERS) for parameter in cell.parameters}
+def trained_in_others(obj, stages):
+    """Names of what the optimizers in a cell train, and what belongs to other pipeline stages than this rank's."""
+    own, trained = get_rank() * stages // get_group_size(), set()
+    names = {True: set(), False: set()}  # of parameters in cells of this stage, and of others
+    for _, cell in obj.cells_and_names() if issubclass(type(obj), nn.Cell) else ():
+        if issubclass(type(cell), OPTIMIZERS):
+            trained |= {parameter.name for parameter in cell.parameters}
+        elif (stage := getattr(cell, "pipeline_stage", None)) is not None:
+            names[stage == own] |= {parameter.name for parameter in cell.get_parameters()}
+    return (trained & names[False]) - names[True]
 
 
 def notes_of(obj, text, planned, layouts):
@@ -128,7 +135,7 @@ def notes_of(obj, text, planned, layouts):
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
     stages = ms.get_auto_parallel_context("pipeline_stages")
-    if stages > 1 and (elsewhere := graph_ir.only_read(planned) & trained_in(obj)):
+    if stages > 1 and (elsewhere := graph_ir.only_read(planned) & trained_in_others(obj, stages)):
         notes.append(OTHER_STAGE.format(", ".join(sorted(elsewhere))))
     if places := graph_ir.outside(planned, slices):
         notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))

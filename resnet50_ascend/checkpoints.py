@@ -163,7 +163,7 @@ class Checkpoints(Callback):
             of_all = [list(saved)] if self.rank_size == 1 else (
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed, most = tuple(min(of_all)), min(of_all) == max(of_all), max(most, *of_all)
-        if saved == (0, 0) and (how == "always" or most[0] > 1):  # no job is 2 epochs apart
+        if saved == (0, 0) and (how == "always" or (most > [0, 0] and len(self.files()) > 1)):
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                         "whole epoch; start all ranks where they were, or name another --ckpt-dir")
         files, (epoch, step) = self.files(), saved

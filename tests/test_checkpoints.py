@@ -494,6 +494,10 @@ def test_slices_of_another_optimizer(tmp_path):
     """Adam holds two slices beside that of the weight, under other names than Momentum; with a rate for each step."""
     lesson = jobs.planted("checkpoints", tmp_path, "train.py", (
         "nn.Momentum(net.trainable_params(), args.lr, 0.9)", "nn.Adam(net.trainable_params(), 8 * [args.lr])"))
+    network = (lesson / "network.py").read_text()  # and with a layer that is not cut
+    (lesson / "network.py").write_text(network.replace("        self.matmul, self.relu", (
+        '        self.norm = Parameter(Tensor(np.ones(4, np.float32)), name="norm.weight")\n'
+        "        self.matmul, self.relu")).replace("return x + self.bias", "return self.norm[0] * x + self.bias"))
     train(tmp_path, "hybrid_parallel", 2, "--epochs", 2, "--ckpt-dir", "two", "--sliced", lesson=lesson)
     tool("convert_checkpoints.py", "two", "whole", "--ranks", 1, cwd=tmp_path)
     train(tmp_path, "data_parallel", 1, "--epochs", 2, "--ckpt-dir", "one", lesson=lesson)

@@ -204,16 +204,15 @@ class Agent:
     def pass_on(self, words):
         """A word of the script for the launcher."""
         word = receive(words)
-        if word == b"ended":
+        if word.startswith(b"ended "):
             self.script_ended = True
+            self.tell(weights=word[6:].decode())
         elif word == b"leaving":
             self.tell(leaving=True)
         elif word == b"met":
             self.met = True
         elif word.startswith(b"scheduler "):
             self.scheduler_of = int(word[10:])
-        elif word.startswith(b"weights "):
-            self.tell(weights=word[8:].decode())
         elif word:
             self.tell(word=word.decode())
         else:

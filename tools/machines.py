@@ -226,9 +226,11 @@ def blame(args, job, code, _):
 def blame_connection(args, job, code):
     """With mpirun: a machine whose ssh, daemon or ranks do not answer any more."""
     log = Path(job.log).read_text(errors="replace")
-    if unmade := re.search(r"unable to create the desired directory:\s+Directory: (.+)\s+Error: +(.+)", log):
-        there = re.search(r"^\[(\S+):\d+\] .*iof_base_setup", log, re.MULTILINE)  # the daemon that met it says more
-        return (f"the folder {unmade[1]} of the logs cannot be made on {there[1] if there else 'another machine'} "
+    unmade = re.search(rf"unable to create the desired directory:\s+Directory: ({re.escape(os.path.abspath(args.logs))}"
+                       r".*)\s+Error: +(.+)", log)
+    if unmade:
+        there = {*re.findall(r"^\[(\S+):\d+\] .*iof_base_setup", log, re.MULTILINE)}  # the daemons that met it
+        return (f"the folder {unmade[1]} of the logs cannot be made on {' and '.join(sorted(there)) or 'a machine'} "
                 f"({unmade[2]}); make room there, or, where the machines share this folder, let the same user, or one "
                 f"who may write in it, start the ranks on all of them. Exit code {code}")
     found = re.search(r"^Timeout, server (\S+) not responding|^Connection to (\S+) closed by remote host|"

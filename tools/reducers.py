@@ -2,7 +2,6 @@
 after the training, on CPU, whether all ranks hold the same weights.
 """
 
-import collections
 import contextlib
 import functools
 import json
@@ -10,6 +9,7 @@ import os
 import re
 import runpy
 import sys
+import weakref
 import zlib
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
-OPTIMIZERS = collections.deque(maxlen=4)  # the last that were made: a function that made one may have returned
+OPTIMIZERS = weakref.WeakSet()  # those that scripts have made, and still hold
+LAST = []  # of them, held here, too: the function that made it may have returned
 SEEN = set()  # what the script has made: "reducer", "group" (that of some ranks), "collective", "sum" (of gradients)
 SET = {}  # id of a Parameter: the checksum of what set_data() has put into it since the first step, as a checkpoint's
 ALIKE = runpy.run_path(str(Path(__file__).with_name("alike.py")))
@@ -83,8 +84,12 @@ def take_note():
 
         setattr(kind, method, wrapped)
 
+    def hold(optimizer):
+        OPTIMIZERS.add(optimizer)
+        LAST[:] = [optimizer]
+
     for kind in (nn.Optimizer, NewOptimizer):
-        after(kind, "__init__", OPTIMIZERS.append)
+        after(kind, "__init__", hold)
     for kind in (ops.AllReduce, ops.AllGather, ops.ReduceScatter, ops.Broadcast):
         after(kind, "__init__", lambda _: SEEN.add("collective"))
     # What the functions of these modules call.
