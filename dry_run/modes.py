@@ -4,8 +4,8 @@ import re
 
 import mindspore as ms
 from mindspore import nn
-from mindspore.communication import get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
+from mindspore.parallel._utils import _get_device_num, _get_global_rank
 
 import graph_ir
 from layouts import cutting_axes, held_alike
@@ -103,7 +103,7 @@ def nothing_compiled():
 
 def trained_in_others(obj, stages):
     """Names of what the optimizers in a cell train, and what belongs to other pipeline stages than this rank's."""
-    own, trained = get_rank() * stages // get_group_size(), set()
+    own, trained = _get_global_rank() * stages // _get_device_num(), set()
     names = {True: set(), False: set()}  # of parameters in cells of this stage, and of others
     for _, cell in obj.cells_and_names() if issubclass(type(obj), nn.Cell) else ():
         if issubclass(type(cell), OPTIMIZERS):
@@ -148,8 +148,7 @@ def notes_of(obj, text, planned, layouts):
         notes.append(OWN_BPROP.format(", ".join(sorted(cells))))
     mean = ms.get_auto_parallel_context("gradients_mean")
     if (planned and "(Gradients/" in text and "_VirtualDiv" not in planned
-            and stages == 1
-            and (sliced if mean else cut or "Grad__Mirror" in text)):
+            and stages == 1 and (sliced if mean else cut or "Grad__Mirror" in text)):
         notes.append(UNDIVIDED if ms.get_auto_parallel_context("loss_repeated_mean") else NOT_REPEATED)
     reduced = "Grad__Mirror" in text or "grad_parallel_optimizer_allgather" in text  # gradients of whole parameters
     if mean and reduced and "_VirtualDiv" in planned:

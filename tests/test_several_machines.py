@@ -190,6 +190,7 @@ def test_run_gpu_by_msrun_in_a_folder_that_two_hosts_share(both, cifar10, tmp_pa
             both[1].job(*command, 1, *options, cwd=tmp_path) as second:
         background.wait_for("follow it: tail -f device_0/train.log    end it: kill ")
         jobs.succeeded(second.finish(300))
+        hosts.wait_for(lambda: not jobs.marked(background.mark), 60, "a job in the background did not end")
         result = jobs.succeeded(background.finish())
     assert (tmp_path / "device_0" / "train.pid").read_text().strip() in result.output
     assert [len(ranks_of([tmp_path / f"device_{rank}" / f"log_msrun_{rank}" / f"worker_{rank}.log"]))

@@ -93,7 +93,8 @@ def take_note():
     for kind in (ops.AllReduce, ops.AllGather, ops.ReduceScatter, ops.Broadcast):
         after(kind, "__init__", lambda _: SEEN.add("collective"))
     # What the functions of these modules call.
-    for module in map(sys.modules.get, ("mindspore.communication.comm_func", "mindspore.mint.distributed.distributed")):
+    modules = ("mindspore.communication.comm_func", "mindspore.mint.distributed.distributed")
+    for module in filter(None, map(sys.modules.get, modules)):
         for kind in {type(value) for name, value in vars(module).items() if FUNCTIONS.fullmatch(name)}:
             after(kind, "__call__", lambda _: SEEN.add("collective"))
     set_data = Parameter.set_data
