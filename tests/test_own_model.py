@@ -224,6 +224,15 @@ def test_weights_are_compared_under_msrun_too(faster, tmp_path):
     assert result.output.count(" other weights ") == faster
 
 
+def test_weights_are_compared_by_ranks_of_a_table_too(tmp_path):
+    lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (
+        "nn.Momentum(net.trainable_params(), 0.1", "nn.Momentum(net.trainable_params(), 0.1 + rank / 1000"))
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, lesson / "ranks.py", "-n", 2, "--with", "table",
+                                     lesson / "train_distributed.py", "--", "--epochs", 1, cwd=tmp_path,
+                                     env={"DEVICE_TARGET": "CPU"}))
+    assert result.output.count("[rank 0] warning: rank 1 ended with other weights than rank 0; in data") == 1
+
+
 def test_the_dry_run_compiles_it(tmp_path):
     report = tmp_path / "report.json"
     jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 8, "--ranks", "7", "--json",
