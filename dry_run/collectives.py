@@ -39,6 +39,14 @@ AT_START = "the start of a new graph, as for a batch of another size"
 AT_END = "its end"
 
 
+def note_of_job(name):
+    """A file in mpirun's folder, by which the ranks of a machine meet. The folder has the name of mpirun's PID, and may
+    hold files of one that had it before and was killed; so the name gets the job's key, which is random.
+    """
+    key = os.getenv("OMPI_MCA_orte_precondition_transports", "")  # noqa: SIM112  # so Open MPI spells it
+    return Path(os.environ["PMIX_SERVER_TMPDIR"], name + key)
+
+
 class Collectives:
     """This process's connections to the other ranks."""
 
@@ -47,7 +55,7 @@ class Collectives:
         self.doing = "the first plan, for the other ranks to come there"
         if not MPI.Is_initialized():
             if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(rank_size):
-                self.await_all(Path(os.environ["PMIX_SERVER_TMPDIR"]))
+                self.await_all()
             MPI.Init_thread()
         self.mpi, self.world = MPI, MPI.COMM_WORLD
         if self.world.size != rank_size:
@@ -58,11 +66,11 @@ class Collectives:
         self.sends = []
         self.doing = ""
 
-    def await_all(self, folder):
+    def await_all(self):
         """Wait until all ranks, of one machine, are here: MPI would wait for ever, and say nothing."""
-        (folder / f"first_plan_{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
+        note_of_job(f"first_plan_{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
         deadline = time.monotonic() + TIMEOUT
-        while not all((folder / f"first_plan_{rank}").exists() for rank in range(self.rank_size)):
+        while not all(note_of_job(f"first_plan_{rank}").exists() for rank in range(self.rank_size)):
             time.sleep(0.005)
             self.look_at(deadline)
 

@@ -31,7 +31,7 @@ from mindspore.train import Model
 import graph_ir
 import plan
 import run_plan
-from collectives import Collectives
+from collectives import Collectives, note_of_job
 from layouts import Slices, parameters_of
 from modes import (
     OPTIMIZERS,
@@ -299,7 +299,7 @@ def set_cluster():
         raise PlanError("the ranks run on several hosts: the script must set up MindSpore's cluster itself (MS_ROLE)")
     os.environ.update(MS_WORKER_NUM=os.environ["OMPI_COMM_WORLD_SIZE"], MS_SCHED_HOST="127.0.0.1",
                       MS_NODE_ID=str(rank))
-    file = Path(os.environ["PMIX_SERVER_TMPDIR"]) / "compute_scheduler_port"
+    file = note_of_job("compute_scheduler_port")
     if rank == 0:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             os.environ["MS_SCHED_PORT"] = str(probe.getsockname()[1])

@@ -53,7 +53,8 @@ def join():
     if not on_cpu or not launched or ("MS_ROLE" in env and not by_mpirun):
         return launched  # msrun has set all variables
     one_host = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
-    note = Path(env.get("PMIX_SERVER_TMPDIR", "."), "scheduler")  # mpirun's folder, one for a host
+    note = Path(env.get("PMIX_SERVER_TMPDIR", "."),  # mpirun's, by its PID; so with the job's key
+                "scheduler" + env.get("OMPI_MCA_orte_precondition_transports", ""))
     if one_host:
         env.update(MS_SCHED_HOST="127.0.0.1", MS_SCHED_PORT=str(_free_port()) if rank == "0" else
                    _wait_for(lambda: note.exists() and note.read_text(), "rank 0 did not start"))
@@ -65,8 +66,7 @@ def join():
     if rank == "0":
         _start_scheduler()
         _ = one_host and note.write_text(env["MS_SCHED_PORT"])
-    _end_mpi = _more["use_mpi"]() if by_mpirun and _more else abs
-    _joined = True
+    _joined, _end_mpi = True, _more["use_mpi"]() if by_mpirun and _more else abs
     return True
 
 

@@ -1256,6 +1256,31 @@ def test_release_before_leave_and_leave_at_an_error_are_no_crash(launcher, scrip
         jobs.succeeded(job.finish(60))
 
 
+LEFT_OVER = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+for name, text in (("scheduler", "1"), ("all_reduce", ""), ("compute_scheduler_port", "1"), ("first_plan_0", "")):
+    Path(os.environ["PMIX_SERVER_TMPDIR"], name).write_text(text)
+time.sleep(3 * (os.environ["OMPI_COMM_WORLD_RANK"] == "0"))  # the other one is here first
+import mindspore as ms
+import ranks
+ms.set_context(device_target="CPU")
+ranks.join()
+ms.communication.init()
+print(ms.ops.AllReduce()(ms.Tensor([1.0])))
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize("plan", [(), ("--plan",)], ids=["ranks", "plan"])
+def test_what_a_killed_mpirun_of_the_same_pid_has_left_is_not_believed(plan, tmp_path):
+    """mpirun's folder has its PID for a name, and is reused; the ranks would wait for half an hour."""
+    with start(tmp_path, LEFT_OVER, 2, *plan, "--", RANKS.parent) as job:
+        result = jobs.succeeded(job.finish(60))
+    assert result.output.count("[2.]") == 2
+
+
 def test_ranks_that_never_met_are_told_what_is_missing(tmp_path):
     script = JOINS.replace("ms.communication.init()", "ranks.leave()")
     with start(tmp_path, script, 2, "--", RANKS.parent) as job:

@@ -30,7 +30,8 @@ def set_up():
         return abs
     env.setdefault("UCX_MEM_EVENTS", "no")  # with MPI comes UCX, unused, which would patch libc; py-spy reads less then
     if one_host:  # all do as rank 0 does, so that no two ranks wait for each other in vain
-        note = Path(env["PMIX_SERVER_TMPDIR"], "all_reduce")
+        # The key is of this job: the folder may hold the note of one that was killed and had mpirun's PID before.
+        note = Path(env["PMIX_SERVER_TMPDIR"], f"all_reduce{env.get('OMPI_MCA_orte_precondition_transports', '')}")
         if env["OMPI_COMM_WORLD_RANK"] == "0":
             draft = note.with_suffix(".draft")
             draft.write_text(build() or "")
