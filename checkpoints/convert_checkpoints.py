@@ -43,7 +43,7 @@ if args.target.exists() and (not args.target.is_dir() or any(args.target.iterdir
 def by_hand(saved):
     """Merge the slices and cut them for args.ranks ranks; returns what each rank has."""
     whole = {name: np.concatenate([rank[name].asnumpy() for rank in saved.ranks], axis=1)
-             if value.shape == saved.ranks[0]["weight"].shape != (ROWS, COLUMNS)
+             if saved.slices > 1 and value.shape == saved.ranks[0]["weight"].shape
              else value.asnumpy() for name, value in saved.ranks[0].items()}
     columns = [columns_of(rank, args.ranks) for rank in range(args.ranks)]
     return [{name: Tensor(value[:, own].copy() if value.shape == (ROWS, COLUMNS) else value)

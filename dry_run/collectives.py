@@ -68,9 +68,10 @@ class Collectives:
 
     def await_all(self):
         """Wait until all ranks, of one machine, are here: MPI would wait for ever, and say nothing."""
-        note_of_job(f"first_plan_{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
+        notes = [note_of_job(f"first_plan_{rank}") for rank in range(self.rank_size)]
+        notes[int(os.environ["OMPI_COMM_WORLD_RANK"])].touch()
         deadline = time.monotonic() + TIMEOUT
-        while not all(note_of_job(f"first_plan_{rank}").exists() for rank in range(self.rank_size)):
+        while not all(note.exists() for note in notes):
             time.sleep(0.005)
             self.look_at(deadline)
 

@@ -163,10 +163,10 @@ class Checkpoints(Callback):
             of_all = [list(saved)] if self.rank_size == 1 else (
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed, most = tuple(min(of_all)), min(of_all) == max(of_all), max(most, *of_all)
-        if saved == (0, 0) and (how == "always" or (most > [0, 0] and len(self.files()) > 1)):
+        files, (epoch, step) = self.files(), saved
+        if saved == (0, 0) and (how == "always" or (most > [0, 0] and len(files) > 1)):  # some gone
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                         "whole epoch; start all ranks where they were, or name another --ckpt-dir")
-        files, (epoch, step) = self.files(), saved
         for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones
             file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")
         if saved == (0, 0):

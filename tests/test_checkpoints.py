@@ -503,6 +503,7 @@ def test_slices_of_another_optimizer(tmp_path):
     train(tmp_path, "data_parallel", 1, "--epochs", 2, "--ckpt-dir", "one", lesson=lesson)
     two, [whole], [one] = read(*(tmp_path / name for name in ("two", "whole", "one")))
     assert [rank["moment2.weight"].shape for rank in two] == [(512, 64)] * 2
+    assert whole["norm.weight"].shape == (4,)
     assert jobs.largest_difference(whole, one) < 10 * SAME  # Adam makes differences of rounding larger
     # Both go on with the whole files, as 2 ranks and as one process: again with all that Adam holds.
     for folder, mode, ranks in (("cut", "hybrid_parallel", 2), ("uncut", "data_parallel", 1)):
