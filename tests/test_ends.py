@@ -154,7 +154,7 @@ ranks.join()
 init()
 add_up = ms.ops.AllReduce()
 add_up(ms.Tensor([1.0]))
-for end in ("sys.exit(5)", "sys.exit()", "1 / 0"):
+for end in ("sys.exit(5)", "sys.exit()", "1 / 0", "ranks.leave()"):
     child = os.fork()
     if child == 0:
         exec(end)
@@ -168,7 +168,7 @@ def test_a_process_that_a_rank_forks_ends_for_itself_alone(tmp_path):
     """And not MPI, too, in which the other ranks would take it for its rank."""
     with start(tmp_path, FORKS, 2, env={"PYTHONPATH": str(RANKS.parent)}) as job:
         result = jobs.succeeded(job.finish(60))
-    for line in ("sys.exit(5) 5", "sys.exit() 0", "1 / 0 1", "sum [2.]"):
+    for line in ("sys.exit(5) 5", "sys.exit() 0", "1 / 0 1", "ranks.leave() 0", "sum [2.]"):
         assert sorted(re.findall(rf"^\[rank (\d)\] {re.escape(line)}$", result.output, re.MULTILINE)) == ["0", "1"]
     assert not result.left_over
 
@@ -1254,6 +1254,29 @@ ranks.leave()
 def test_release_before_leave_and_leave_at_an_error_are_no_crash(launcher, script, tmp_path):
     with start(tmp_path, script, 2, "--with", launcher, "--", RANKS.parent) as job:
         jobs.succeeded(job.finish(60))
+
+
+TESTS_ALONE = JOINS + """
+from mindspore import ops
+rank = ms.communication.get_rank()
+ops.AllReduce()(ms.Tensor([1.0])).asnumpy()
+if rank == int(sys.argv[2]):
+    time.sleep(9)
+print(f"rank {rank} has ended", flush=True)
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+@pytest.mark.parametrize("launcher", ["mpirun", "table"])
+def test_a_rank_may_test_alone_for_longer_than_a_collective_waits(launcher, alone, tmp_path):
+    with start(tmp_path, TESTS_ALONE, 3, "--with", launcher, "--", RANKS.parent, alone,
+               env={"MS_CPU_COMM_OP_TIMEOUT": "3"}) as job:
+        result = jobs.succeeded(job.finish(60))
+    ended = re.findall(r"^\[rank \d\] rank (\d) has ended$", result.output, re.MULTILINE)
+    assert sorted(ended) == ["0", "1", "2"]
+    assert ended[-1] == str(alone)
+    assert "ERROR" not in result.output
 
 
 LEFT_OVER = """

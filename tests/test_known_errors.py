@@ -254,6 +254,15 @@ def test_the_launcher_says_why_rank_1_ended(name, mnist, tmp_path):
     check_hint(name, result.output)
 
 
+def test_a_rank_that_comes_too_late_to_a_collective(tmp_path):
+    lesson = jobs.planted("allgather_check", tmp_path, "allgather_check.py", (
+        "outputs = ", "__import__('time').sleep(9 * rank)\n    outputs = "))
+    result = jobs.run("bash", lesson / "run.sh", 2, cwd=tmp_path, env={"MS_CPU_COMM_OP_TIMEOUT": "3"})
+    assert result.code not in (0, 2), result.output
+    assert "CollectiveWait" in result.output
+    check_hint("rank-gone", result.output)
+
+
 def test_a_lesson_that_was_copied_out_says_where_hints_come_from(mnist, tmp_path):
     lesson = jobs.planted("mnist_ddp", tmp_path, "train_ddp.py", PLANTED["killed"])
     (tmp_path / "tools").unlink()

@@ -95,6 +95,7 @@ def prepare(launched):
             weights = reducers["compare_in_the_end"](ranks)
             if "OMPI_COMM_WORLD_SIZE" not in os.environ and "RANKS_WORDS" in os.environ:
                 tell_a_good_end(weights)
+            wait_while_others_work(ranks)
             tell_of_leaving(ranks)
             find_scheduler(ranks)
 
@@ -213,6 +214,9 @@ def after_init():
         if os.getenv("MS_NODE_ID") == "0" and os.getenv("MS_ROLE") == "MS_WORKER":
             tell_agent(b"met")
             watch_scheduler()
+        elif DOOR and os.getenv("MS_ROLE") == "MS_WORKER":
+            with contextlib.suppress(OSError):  # rank 0 is on another machine
+                DOOR[0].connect(door_of_rank_0())
 
     management._set_envs = finish
 
@@ -361,11 +365,57 @@ def tell_a_good_end(weights):
     sys.modules["ranks"].leave = leave
 
 
+DOOR = []  # of rank 0 a socket that listens, of the others of its machine one that is connected to it
+
+
+def door_of_rank_0():
+    return "\0ranks leaving {MS_SCHED_HOST}:{MS_SCHED_PORT}".format_map(os.environ)
+
+
+def wait_while_others_work(ranks):
+    """Have ranks.leave() wait for the ranks of this machine until they come there, too, or end: one may test or save
+    alone, and the collectives with which they meet there give up after MS_CPU_COMM_OP_TIMEOUT seconds.
+    """
+    DOOR[:] = [socket.socket(socket.AF_UNIX)]
+
+    def start(start=ranks._start_scheduler):
+        with contextlib.suppress(OSError):  # a process of an earlier job, at this port, may be left
+            DOOR[0].bind(door_of_rank_0())
+            DOOR[0].listen(999)
+        start()
+
+    def arrivals(here):
+        DOOR[0].settimeout(10)  # they are connected since init()
+        for _ in range(here - 1):
+            yield DOOR[0].accept()[0]
+        DOOR[0].shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # those of another launcher on this machine
+            while True:
+                yield DOOR[0].accept()[0]
+
+    def meet(meet=ranks._meet):
+        with contextlib.suppress(OSError):  # not connected: another machine's
+            if os.getenv("MS_NODE_ID") == "0":
+                here = int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
+                others = [*arrivals(here)]
+                for other in others:
+                    other.recv(1)
+                for other in others:
+                    other.close()
+            else:
+                DOOR[0].send(b"1")
+                DOOR[0].recv(1)
+        meet()
+
+    ranks._start_scheduler, ranks._meet = start, meet
+
+
 def tell_of_leaving(ranks):
     """Have a rank that waits in ranks.leave() for the others tell it to the agent: they may never come."""
     def meet(meet=ranks._meet):
-        tell_agent(b"leaving")
-        meet()
+        if os.getpid() == SELF:  # a process that the script has forked is no rank
+            tell_agent(b"leaving")
+            meet()
 
     ranks._meet = meet
 
