@@ -43,6 +43,7 @@ from modes import (
     pipeline_by_hand,
     planned_mode,
     slices_of_arguments,
+    stage_that_is_not,
 )
 from neighbour import of_tools
 from plan import PlanError
@@ -98,7 +99,8 @@ class Computer:
     def plan_graph(self, executor, compile_graph, obj, phase, arguments):
         """Plan one graph and prepare its computation; returns what MindSpore's compile returns."""
         self.connect()
-        if wrong := optimizer_alone(obj) or pipeline_by_hand(obj) or decides_while_it_runs(obj):
+        if wrong := (optimizer_alone(obj) or pipeline_by_hand(obj) or stage_that_is_not(obj)
+                     or decides_while_it_runs(obj)):
             raise PlanError(wrong, by_all=True)
         self.say(f"MindSpore has no {planned_mode()} on CPU: its Ascend plan is computed here")
         if self.lazy:

@@ -42,7 +42,7 @@ OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's
              "differentiate the sum of the losses, and clip, once")
 SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each pipeline stage that uses it: give "
                 "each stage a parameter of its own, or clip by value")
-OTHER_STAGE = ("this pipeline stage uses {} of an earlier stage outside of all cells that have a stage: MindSpore "
+OTHER_STAGE = ("this pipeline stage uses {} of another stage outside of all cells that have a stage: MindSpore "
                "neither sends it nor adds up its gradient, so that a penalty does nothing. Put what uses it into a "
                "cell of its own, with the pipeline_stage of the last")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
@@ -86,6 +86,16 @@ def pipeline_by_hand(obj):
     """What is wrong where nn.TrainOneStepCell is to train a pipeline, whose micro batches it does not know; else ""."""
     by_hand = type(obj) is nn.TrainOneStepCell and issubclass(type(obj.network), nn.PipelineCell)
     return "nn.TrainOneStepCell cannot train an nn.PipelineCell; train it by Model.train" if by_hand else ""
+
+
+def stage_that_is_not(obj):
+    """What is wrong where a cell is in a pipeline stage that is not, which MindSpore plans all the same; else ""."""
+    stages = ms.get_auto_parallel_context("pipeline_stages")
+    for name, cell in obj.cells_and_names() if issubclass(type(obj), nn.Cell) and stages > 1 else ():
+        if (stage := getattr(cell, "pipeline_stage", None) or 0) >= stages:
+            return (f"pipeline_stage = {stage} of the cell {name or type(cell).__name__}: with "
+                    f"pipeline_stages={stages} there are 0 to {stages - 1}")
+    return ""
 
 
 def decides_while_it_runs(obj):

@@ -302,8 +302,8 @@ def across(calls):
     if calls[0][1]["op"] not in POINT_TO_POINT:
         return some(map(short, sorted({tuple(c["ranks"]) for _, c in calls})))
     word = "to" if calls[0][1]["op"] == "Send" else "from"
-    pairs = sorted({(rank, c["ranks"][c["peer"]]) for rank, c in calls})
-    return some(f"{rank} {word} {other}" for rank, other in pairs)
+    pairs = sorted({(rank, *c["ranks"][c["peer"] or 0:][:1]) for rank, c in calls})
+    return some(f"{rank} {word} {other[0] if other else 'a rank outside of its group'}" for rank, *other in pairs)
 
 
 def some(names):

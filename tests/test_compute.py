@@ -252,6 +252,7 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
                r"there, and for the sparse gradients of nn\.EmbeddingLookup nn\.Embedding$"),
     ("loss_scale", r"TrainOneStepWithLossScaleCell decides while the graph runs .*; take nn\.TrainOneStepCell\("),
     ("pipeline_by_hand", r"nn\.TrainOneStepCell cannot train an nn\.PipelineCell; train it by Model\.train$"),
+    ("no_such_stage", r"pipeline_stage = 2 of the cell Net: with pipeline_stages=2 there are 0 to 1$"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),
     ("used_early", r"MatMul .*; or, if an operator such as ops.* has used parameter 'weight' before the first step:"),
@@ -734,7 +735,7 @@ def test_a_weight_of_another_stage_that_is_used_outside_of_all_stages_is_told(wh
     alone = forks.run(tmp_path / "net.py", where, "alone", cwd=tmp_path)
     plan = compute(2, "net.py", where, cwd=tmp_path)
     one, ranks = (float(re.search("(?m)^norm (.*)", succeeded(done).output)[1]) for done in (alone, plan))
-    assert plan.output.count("this pipeline stage uses 0.weight of an earlier stage") == (where != "in a cell")
+    assert plan.output.count("this pipeline stage uses 0.weight of another stage") == (where != "in a cell")
     assert (abs(one - ranks) < 1e-4 * one) == (where == "in a cell"), "and what is told is true"
 
 

@@ -59,6 +59,9 @@ if fault == "loss_scale":
     net = nn.TrainOneStepWithLossScaleCell(net, nn.SGD(net.trainable_params(), 0.1), Tensor(1024, ms.float32))
 if fault == "pipeline_by_hand":
     net = nn.TrainOneStepCell(nn.PipelineCell(net, 2), nn.SGD(net.trainable_params(), 0.1))
+if fault == "no_such_stage":
+    ms.set_auto_parallel_context(pipeline_stages=2)
+    net.pipeline_stage = 2
 for step in range(2):
     if fault == "one_leaves" and step == 1 and get_rank() == 1:
         break

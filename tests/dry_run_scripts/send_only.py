@@ -1,4 +1,6 @@
-"""Rank 0 sends what rank 1 never receives; further ranks only take part in an AllReduce."""
+"""Rank 0 sends what rank 1, or the rank named, never receives; further ranks only take part in an AllReduce."""
+import sys
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -14,7 +16,7 @@ class Step(nn.Cell):
     def __init__(self, sends):
         super().__init__()
         self.sends = sends
-        self.send = ops.Send(sr_tag=7, dest_rank=1, group="hccl_world_group")
+        self.send = ops.Send(sr_tag=7, dest_rank=int(sys.argv[1] if sys.argv[1:] else 1), group="hccl_world_group")
         self.all_reduce = ops.AllReduce()
 
     def construct(self, x):
