@@ -119,7 +119,8 @@ def write_ssh_files(folder):
         f"{name},{address} {(folder / f'{name}_key.pub').read_text()}" for name, address in NODES.items()))
     (folder / "ssh_config").write_text(
         f"IdentityFile {folder / 'user_key'}\nIdentitiesOnly yes\nUserKnownHostsFile {folder / 'known_hosts'}\n"
-        f"GlobalKnownHostsFile /dev/null\nSendEnv {jobs.MARK}\n")
+        f"GlobalKnownHostsFile /dev/null\nSendEnv {jobs.MARK}\nHost worker\n"
+        f"HostName {NODES['node2']}\n")  # a name that ssh alone knows
     (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
         f"{address} {name}\n" for name, address in NODES.items()))
 

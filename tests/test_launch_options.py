@@ -139,6 +139,15 @@ def test_bad_options_are_one_line_before_the_start(given, sentence, script):
     assert [file.name for file in script.parent.iterdir()] == ["rank.py"]
 
 
+def test_logs_of_a_job_that_another_machine_has_started_are_moved_aside(script):
+    """Only there lies mpirun's own log."""
+    (script.parent / "mine" / "1" / "rank.1").mkdir(parents=True)
+    done = jobs.succeeded(launch(script, "--logs", "mine"))
+    aside, = script.parent.glob("mine.*")
+    assert (aside / "1" / "rank.1").is_dir()
+    assert f"the earlier mine is now {aside.name}" in done.output
+
+
 def test_a_home_behind_an_equals_sign_is_the_home(script):
     """In -- ~/x bash itself writes the home, in --name=~/x it does not."""
     (script.parent / "home").mkdir()

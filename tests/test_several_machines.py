@@ -223,7 +223,8 @@ def endings(running, record_property, within=NOTICED):
     return [ends[number] for number in range(len(running))]
 
 
-@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "launcher ended"])
+@pytest.mark.parametrize("fault", ["killed", "link down", "link down, Open MPI is deaf", "link of an alias down",
+                                   "launcher ended"])
 def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     first, second = both
     lesson = LESSON
@@ -234,8 +235,9 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
         (tmp_path / "tools.planted").rename(tmp_path / "tools")
         lesson = jobs.planted("mnist_ddp", tmp_path, "run.sh")
     by = {"ALL_REDUCE": "MPI" if fault == "killed" else ""}
-    far = "root@node2:2" if fault == "link down" else "node2:2"  # ssh and Open MPI name it without its user
-    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", f"node1:2,{far}", mnist, "--report", "report.json",
+    # ssh and Open MPI name it without its user, and ssh by what stands behind an alias.
+    far = {"link down": "root@node2", "link of an alias down": "worker"}.get(fault, "node2")
+    with first.job("bash", lesson / "run_mpirun_1.sh", "-H", f"node1:2,{far}:2", mnist, "--report", "report.json",
                    *ENDLESS, cwd=tmp_path, env=by) as job:
         job.wait_for(r"rank 3\] " + ("rank 3 of 4" if fault == "launcher ended" else "epoch: 0, step: 10"), timeout=300)
         if fault == "launcher ended":
@@ -258,8 +260,8 @@ def test_mpirun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_pro
                     time.sleep(0.2)
                 record_property("seconds_far_side", round(time.monotonic() - started, 1))
                 assert second.processes() == []
-            assert "the connection to node2 was lost, with rank 2 3; exit code" in end.result.output
-        nothing_left(both, None if "link down" in fault else end.result)
+            assert f"the connection to {far.rpartition('@')[2]} was lost, with rank 2 3; exit code" in end.result.output
+        nothing_left(both, None if "down" in fault else end.result)
         assert jobs.marked(job.mark) == []
     told = json.loads((tmp_path / "report.json").read_text())["first_failure"]
     assert (told and (told["rank"], told["host"])) == {"killed": (3, "node2"), "launcher ended": None}.get(
@@ -301,6 +303,51 @@ def test_a_far_start_folder_of_its_own(both, tmp_path):
         result = jobs.succeeded(run())
     assert re.findall(r"the earlier log_output( on node2)? is now", result.output) == [" on node2"]
     assert logs(start) == [["rank.0", "rank.1"], ["rank.0"], ["rank.0"], ["rank.0", "rank.1"]]
+
+
+MEETS = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import ranks
+import mindspore as ms
+ranks.join()
+ms.communication.init()
+print("met", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_far_rank_that_is_stopped_is_named(both, tmp_path, record_property):
+    """MindSpore ends the others, which did not lose the scheduler."""
+    script = write(tmp_path / "rank.py", MEETS)
+    command = (jobs.PYTHON, LESSON / "ranks.py", "-n", 3, "--with", "mpirun", "--hosts", "node1:1,node2:2", script)
+    with both[0].job(*command, "--report", "report.json", "--", LESSON, cwd=tmp_path,
+                     env={"DEVICE_TARGET": "CPU", "MS_NODE_TIMEOUT": "5"}) as job:
+        job.wait_for("(?s)(met.*){3}", timeout=60)
+        os.kill(job.rank_process(2), signal.SIGSTOP)
+        end, = endings([job], record_property, 60)
+    assert end.result.code == 143
+    assert re.search(r"^ranks\.py: rank 2 on node2 gave no sign of life any more, and the others missed it: was it ",
+                     end.result.output, re.MULTILINE), end.result.output
+    told = json.loads((tmp_path / "report.json").read_text())["first_failure"]
+    assert (told["rank"], told["host"]) == (2, "node2")
+    nothing_left(both, end.result)
+
+
+def test_mpi_sums_over_machines_that_all_have_one_network_of_their_own(both, mnist, tmp_path):
+    """Each has a docker0 with the same address, where MPI would meet itself and wait for ever."""
+    for host in both:
+        host.run("ip", "link", "add", "docker0", "type", "veth", "peer", "name", "inside")
+        host.run("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        for link in ("docker0", "inside"):
+            host.run("ip", "link", "set", link, "up")
+    try:
+        with both[0].job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:1,node2:1", mnist, "--", "--epochs", 1,
+                         "--steps", 4, cwd=tmp_path, env={"ALL_REDUCE": "MPI"}) as job:
+            jobs.succeeded(job.finish(60))
+    finally:
+        for host in both:
+            host.run("ip", "link", "del", "docker0")
 
 
 def test_a_plan_is_computed_on_one_machine_only(both, tmp_path):

@@ -258,6 +258,16 @@ def ask(host, wanted):
                 "its shell, or the command in SSH, print or drop lines?")
 
 
+def behind(host):
+    """The name or address that ssh takes for a name, by its settings; the name itself where it cannot be asked."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run([*shlex.split(os.getenv("SSH") or "ssh"), "-G", host], check=False, timeout=5,
+                              capture_output=True, encoding="utf-8", errors="replace").stdout
+        if found := re.search("^hostname (.*)", told, re.MULTILINE):
+            return found[1]
+    return host
+
+
 def end_with_me():
     """In a child: have Linux end it with this process, which may be ended while it waits for another machine."""
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

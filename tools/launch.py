@@ -17,6 +17,7 @@ import collections
 import contextlib
 import errno
 import fcntl
+import glob
 import importlib.util
 import itertools
 import json
@@ -247,7 +248,9 @@ def new_folders(args, names, elsewhere=()):
             raise ValueError(f"{name} is a mount point, which cannot be moved aside for new logs; mount a folder above "
                              "it instead, or start in another folder")
         named = name == args.logs and name not in ("log_output", "log_msrun") and os.path.isdir(name)
-        if named and os.listdir(name) and not OWN_LOGS & {*os.listdir(name)}:
+        # Where mpirun was typed on another machine, only the logs of this one's ranks are here.
+        if named and os.listdir(name) and not OWN_LOGS & {*os.listdir(name)} and not glob.glob(
+                f"{glob.escape(name)}/1/rank.*"):
             raise ValueError(f"--logs {name} {OTHER_THINGS}")
     stamp = f"{names[0]}.{time.strftime('%Y%m%d-%H%M%S')}"
     aside = next(name for name in (stamp + f".{number}" * (number > 1) for number in itertools.count(1))
@@ -511,6 +514,13 @@ class Job:
             self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
                           "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
             return 143, halted["rank"]
+        silent = self.timed_out() & {rank["rank"] for rank in self.ranks.values() if rank["code"] is None}
+        if silent and failed["code"] == 143 and "ended" not in failed:
+            first = min(silent)
+            self.guess = (f"rank {first}{self.args.place(first)} gave no sign of life any more, and the others missed "
+                          "it: was it stopped (SIGSTOP), or its machine? They wait longer with "
+                          "MS_NODE_TIMEOUT=<seconds>")
+            return 143, first
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):

@@ -240,14 +240,16 @@ def blame_connection(args, job, code):
     names = [machine.rpartition("@")[2] for machine in args.machine_of]  # without a user's
     if silent and not lost:
         lost = names[silent[0]]
+    if lost and lost not in names:  # ssh says what stands behind an alias
+        lost = next((name for name in dict.fromkeys(names) if check_hosts.behind(name) == lost), lost)
     if not lost and job.ranks and "unable to reliably start one or more daemons" in log:  # it had started them
         far = " or ".join(host for host, _ in args.machines[1:])
         return f"mpirun's ssh to {far} has ended: was it killed here, or did the network fail? Exit code {code}"
     if not lost:
         return None
     there = [str(rank) for rank, name in enumerate(names) if name == lost]
-    return (f"the connection to {lost} was lost, with rank {' '.join(there)}; exit code {code}. Is "
-            "it on, is its network up?")
+    return (f"the connection to {lost} was lost" + f", with rank {' '.join(there)}" * bool(there)
+            + f"; exit code {code}. Is it on, is its network up?")
 
 
 def blame_others(args, job, code):
