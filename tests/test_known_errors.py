@@ -47,6 +47,12 @@ def go_on_after_the_end():
     for _ in data.create_tuple_iterator(num_epochs=2):
         pass
 
+def train_longer_than_its_rates():
+    net = nn.Dense(2, 1)
+    data = ds.NumpySlicesDataset((np.ones((4, 2), np.float32), np.zeros((4, 1), np.float32)), ["x", "y"])
+    Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), [0.1, 0.1])).train(
+        2, data.batch(2), dataset_sink_mode=False)
+
 open("data_batch_1.bin", "wb").write(bytes(100))
 for name, provoke in {
     "no-ascend": lambda: ms.set_context(device_target="Ascend"),
@@ -61,6 +67,7 @@ for name, provoke in {
     "checkpoint-memory": load_with_full_caches,
     "out-of-memory": lambda: ms.Tensor(np.zeros(1 << 50)),
     "loss-nan": diverge,
+    "index-outside": train_longer_than_its_rates,
     "cpu-operator": lambda: ms.ops.NPUClearFloatStatus()(ms.Tensor([0.0] * 8)),
 }.items():
     print("=== " + name, flush=True)
