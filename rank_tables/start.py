@@ -4,6 +4,7 @@ A job on Ascend cards is described by a rank table: which server and card each r
 needed, but run_cluster.sh takes from it which ranks run on this machine.
 """
 
+import errno
 import os
 import re
 import socket
@@ -126,6 +127,9 @@ def choose_port(args, launch):
             with socket.create_server((host, int(port or 0))) as server:  # none: launch.py takes a free one
                 socket.create_connection(server.getsockname(), timeout=2).close()  # not to a broadcast address
         except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL and args.first is not None:
+                raise ValueError(f"MS_SCHED_HOST, {host}, is no address of this machine; RANK_START 0 belongs on the "
+                                 "server that has it") from None
             raise ValueError(f"no scheduler can listen on {host}:{port}: {error.strerror}; set MS_SCHED_HOST and "
                              "MS_SCHED_PORT to an address of this machine and a free port") from None
         return

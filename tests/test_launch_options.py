@@ -306,7 +306,27 @@ def test_a_report_that_has_no_room_leaves_nothing(script, monkeypatch):
 def test_restarts_are_counted(script):
     result = launch(script, "--restarts", 2, "--report", "report.json", then=("fail-once", "--ckpt-dir", "ckpt"))
     assert result.code == 0, result.output
-    assert report_of(script.parent)["restarts"] == 1
+    report = report_of(script.parent)
+    assert report["restarts"] == 1
+    assert [failure["exit_code"] for failure in report["failures"]] == [5]
+    assert report["first_failure"] == report["failures"][0]
+
+
+def test_the_loss_of_a_pipeline_is_that_of_its_last_stage(script):
+    script.write_text("import os\nprint('epoch: 1 step: 1, loss is', 2.5 * int(os.environ['RANKS_RANK']))\n")
+    jobs.succeeded(launch(script, "--report", "report.json"))
+    report = report_of(script.parent)
+    assert [rank["last_loss"] for rank in report["ranks"]] == [0.0, 2.5]
+    assert report["last_loss"] == 2.5
+
+
+def test_the_first_failure_of_several_is_called_so(script):
+    script.write_text("import os, sys\ncode = len(os.listdir('.'))\nopen(str(code), 'w')\nsys.exit(code)\n")
+    result = launch(script, "--restarts", 1, "--report", "report.json", ranks=1, then=("--ckpt-dir", "ckpt"))
+    report = report_of(script.parent)
+    first, last = (failure["exit_code"] for failure in report["failures"])
+    assert first < last == result.code == report["exit_code"]
+    assert report["first_failure"]["exit_code"] == first
 
 
 # ------------------------------------------------------------------------------------------------------------- --bind
@@ -378,10 +398,25 @@ def test_progress_of_loss_monitor_and_of_steps_alone(tmp_path):
         for step in (0, 1):
             line.read(rank, f"step: {step}, loss is {'nan' if rank == 7 else rank}", 1 + step)
     assert line.text(2) == "step 2 of 20, loss 0 ... nan, 1 steps/s, 18 s left"
-    script = tmp_path / "script.py"
-    script.write_text('add("--epochs", type=at_least(1), default=10)\nadd("--steps", type=int)\n')
+    script = 'add("--epochs", type=at_least(1), default=10)\nadd("--steps", type=int)\nadd("--ep")'
     assert [progress.option(name, ["--lr", "1"], script) for name in ("--epochs", "--steps")] == [10, None]
-    assert progress.option("--epochs", ["--epochs=4"], script) == 4
+    for given, epochs in ((["--epochs=4"], 4), (["--epoch", "2"], 2), (["--epochs", "2", "--epoch=3"], 3),
+                          (["--ep", "2"], 10), (["--epochs", "x"], None), (["--", "2"], 10)):
+        assert progress.option("--epochs", given, script) == epochs, given
+
+
+@pytest.mark.parametrize(("text", "speed"), [("", "samples/s"), ("# pipeline_stages", "steps/s"),
+                                             ("# gradients are accumulated", "steps/s")])
+def test_a_speed_that_is_not_known_is_not_shown(text, speed, script):
+    """Ranks of a pipeline share a batch; where gradients are accumulated, a step that is printed takes a part of it."""
+    script.write_text(script.read_text() + text)
+    result = jobs.run(jobs.PYTHON, "-c", TERMINAL, *command(script, then=("--epochs", 2, "--batch-size", 8, "--steps",
+                                                                          16)),
+                      cwd=script.parent, env={**CPU, "PAUSE": "0.6"})
+    assert result.code == 0, result.output
+    known = speed == "samples/s" or "pipeline" in text
+    assert re.search(rf"epoch 1 of 2, step 11{' of 16' * known}, loss 1.9 1.901, [\d.]+ {speed}", result.output), (
+        result.output)
 
 
 # ----------------------------------------------------------------------------------------------------- before the start

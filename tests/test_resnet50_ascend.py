@@ -499,6 +499,9 @@ def test_a_port_in_use(cifar10, tmp_path):
         output = refused(RUN, cifar10, 2, cwd=tmp_path, env={**CPU, "MS_SCHED_HOST": host})
         assert f"no scheduler can listen on {host}:" in output
         assert "an address of this machine" in output
+    output = refused(CLUSTER, cifar10, table, 4, 0, cwd=tmp_path, env={**CPU, "MS_SCHED_HOST": "192.0.2.1"})
+    assert ("MS_SCHED_HOST, 192.0.2.1, is no address of this machine; RANK_START 0 belongs on the server that has it\n"
+            ) in output
 
 
 # ------------------------------------------------------------------- Ascend: what is checked before the start

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from test_resnet50_ascend import (CLUSTER_ENVIRONMENT, CLUSTER_OPTIONS, check_eq
 
 pytest.importorskip("asyncssh", reason="the two hosts' ssh servers need asyncssh, of requirements-dev.txt")
 import hosts  # noqa: E402
+
+sys.path.insert(0, str(jobs.REPO / "tools"))
+import check_hosts  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
 LESSON = jobs.REPO / "mnist_ddp"
@@ -587,6 +591,31 @@ def test_all_faults_of_all_hosts_in_one_table(both, mnist, tmp_path):
 def test_a_machine_that_is_named_twice(both, mnist, tmp_path):
     output = refused(both[0], "-H", "node1:1,node2:1,node2:1", mnist, cwd=tmp_path)
     assert output.count("node2: its host name is node2, and another line's too: list each machine once") == 1
+
+
+@pytest.mark.parametrize("host", ["10.77.0.2", "no.such.host."])
+def test_a_scheduler_that_is_not_on_the_first_machine(host, both, mnist, tmp_path):
+    output = refused(both[0], "-H", "node1:1,node2:1", mnist, cwd=tmp_path, env={"MS_SCHED_HOST": host})
+    assert output == {
+        "10.77.0.2": "check_hosts.py: MS_SCHED_HOST is '10.77.0.2', which is no address of node1, where rank 0 will "
+                     "run; correct or unset it\n",
+        "no.such.host.": "check_hosts.py: MS_SCHED_HOST is 'no.such.host.', which has no IPv4 address; correct or "
+                         "unset it\n"}[host]
+
+
+@pytest.mark.parametrize("place", [0.3, 0.999])
+def test_data_that_differ_far_behind_their_beginning(place, mnist, tmp_path):
+    """As a copy that was broken off; the files of a folder are compared by all machines in this way."""
+    wanted = check_hosts.files_of(mnist)
+    shutil.copytree(mnist, tmp_path / "data")
+    images = tmp_path / "data" / "train-images-idx3-ubyte"
+    content = images.read_bytes()
+    assert len(content) > 1 << 21, "not all of it is looked at"
+    start = int(place * len(content))
+    images.write_bytes(content[:start] + bytes(min(200_000, len(content) - start)) + content[start + 200_000:])
+    assert images.stat().st_size == len(content)
+    assert "train-images-idx3-ubyte holds other data there" in check_hosts.compare_data(
+        check_hosts.files_of(tmp_path / "data"), wanted, "data")
 
 
 def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):

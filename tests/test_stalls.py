@@ -115,6 +115,8 @@ def test_ranks_on_cpu_are_looked_at_before_they_give_up_waiting(tmp_path):
 
 
 def test_a_rank_that_is_stopped(tmp_path):
+    assert stacks.standing({"state": "T", "pid": 7, "threads": [], "place": " on node2"})[0] == (
+        "is stopped (SIGSTOP): kill -CONT 7 on node2 lets it go on")
     with start(tmp_path, SLEEPERS.replace('"1"', '"none"'), 4, "--with", "table") as job:
         pid = int(job.wait_for(r"rank 3 is stopped \(SIGSTOP\): kill -CONT (\d+) lets it go on")[1])
         job.wait_for("odd one out: rank 3; the others wait for it")

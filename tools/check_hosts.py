@@ -122,11 +122,17 @@ def files_of(folder):
 
 
 def checksum(path, wanted=True):
-    """Of a file's first 64 KB: MNIST and its like have files of the same names and sizes."""
+    """Of 32 pieces of a file, from its beginning to its end; they are all of it up to 2 MB. MNIST and its like have
+    files of the same names and sizes, and a copy that was broken off may be as long.
+    """
     with contextlib.suppress(OSError):
         if wanted and os.path.isfile(path):
             with open(path, "rb") as file:
-                return zlib.crc32(file.read(1 << 16))
+                found, size = 0, os.path.getsize(path)
+                for piece in range(32):
+                    file.seek(max(0, size - (1 << 16)) * piece // 31)
+                    found = zlib.crc32(file.read(1 << 16), found)
+                return found
     return None
 
 
@@ -386,11 +392,16 @@ def check_all(hosts, ranks, scripts, data, interface):
               "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
               "interface": interface, "ports": ports,
               "address": address_of(os.getenv("MS_SCHED_HOST") or first)}  # MindSpore takes no name
+    scheduler = os.getenv("MS_SCHED_HOST")
     if not wanted["address"]:
-        refuse(f"{os.getenv('MS_SCHED_HOST') or first} has no address; correct the name, or add it to /etc/hosts")
+        refuse(f"MS_SCHED_HOST is '{scheduler}', which has no IPv4 address; correct or unset it" if scheduler else
+               f"{first} has no address; correct the name, or add it to /etc/hosts")
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
-        faults.append(f"{'MS_SCHED_HOST' if os.getenv('MS_SCHED_HOST') else first}: {wanted['address']} {OWN}")
+        faults.append(f"{'MS_SCHED_HOST' if scheduler else first}: {wanted['address']} {OWN}")
+    if scheduler and is_here(first) and (faults or not is_here(scheduler)):
+        refuse(*faults or [f"MS_SCHED_HOST is '{scheduler}', which is no address of {first}, where rank 0 will run; "
+                           "correct or unset it"])
     if len(hosts) > 1 and (address_of_interface(interface) or "").startswith("127."):
         refuse(f"--interface {interface}: by it each machine reaches only itself; name the network between them")
     if ranks > slots:

@@ -90,6 +90,11 @@ def number_of(text):
     return number if math.isfinite(number) else text
 
 
+def knows_no_loss(rank):
+    """Is it of a pipeline stage before the last, where the loss is 0?"""
+    return rank["first_loss"] == rank["last_loss"] == 0
+
+
 def content(args, code):
     """The report: a dictionary. Lists and numbers that are not known are empty and null."""
     job, folder = args.jobs[-1] if args.jobs else None, os.readlink("/proc/self/cwd")  # also if it has been deleted
@@ -106,11 +111,13 @@ def content(args, code):
     return {
         "exit_code": code,
         "ended_by": ended_by,
-        "first_failure": args.failure,
+        "first_failure": next(iter(args.failures), None),
+        "failures": args.failures,  # of each start
         "seconds": round(time.time() - args.began, 2),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(args.began)),
         "restarts": max(0, len(args.jobs) - 1),
-        "last_loss": next((rank["last_loss"] for rank in ranks if rank["last_loss"] is not None), None),
+        "last_loss": next((rank["last_loss"] for rank in sorted(ranks, key=knows_no_loss)
+                           if rank["last_loss"] is not None), None),
         "world_size": args.n,
         "ranks": ranks,
         "script": args.script,

@@ -664,6 +664,8 @@ class Job:
             seen = {rank["rank"]: rank.pop("seen", None) for rank in running}
             with contextlib.suppress(OSError):
                 Path(self.log).with_name("stacks.json").write_text(json.dumps(seen, indent=1))
+            for number, one in seen.items():
+                one and one.update(place=self.args.place(number))
             lines, works = stacks.describe(seen)
             if ended and running:
                 lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
@@ -799,7 +801,8 @@ def report(args, job, code, failed):
         blame(args, job, code, rank) for blame in hooks(args, "blame"))), None)
     reason = job.reason or elsewhere or death_of_starter(args, job) or job.guess
     named = {"rank": failed, "host": rank["host"]} if rank and not elsewhere else {"rank": None, "host": None}
-    args.failure = {**named, "exit_code": code, "why": reason}
+    failure = {**named, "exit_code": code, "why": reason}
+    args.failures.append(failure)
     if reason:
         return say(f"{args.name}: {reason}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
@@ -825,7 +828,7 @@ def report(args, job, code, failed):
         hint = theirs if not hint or "OMPI_MCA_" in hint else f"{hint}; or: {theirs}"
     if hint:
         say(f"{args.name}: hint: {hint}", sys.stderr)
-        args.failure["why"] = hint
+        failure["why"] = hint
     return None
 
 
@@ -921,7 +924,7 @@ def run(args):
                          over=attempt > args.restarts)
         if job.stopped:
             if job.reason:  # another server's
-                args.failure = {"rank": None, "host": None, "exit_code": code, "why": job.reason}
+                args.failures.append({"rank": None, "host": None, "exit_code": code, "why": job.reason})
                 say(f"{args.name}: {job.reason}", sys.stderr)
             say_what_is_saved(args)
             return code

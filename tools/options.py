@@ -182,7 +182,7 @@ def parse(argv):
         parser.error("--background needs a launcher that makes a folder for the run; here write nohup bash "
                      f"{parser.prog} ... >log 2>&1 &")
     args.saves = []  # where the script saves, if its check says so
-    args.jobs, args.failure, args.timed_out = [], None, False  # what --report tells
+    args.jobs, args.failures, args.timed_out = [], [], False  # what --report tells
     args.report = os.path.abspath(args.report) if args.report else None
     args.deadline = time.monotonic() + args.time_limit if args.time_limit else float("inf")
     # What neighbours may change: where ranks find this process, more options of mpirun or msrun, a rank's machine.

@@ -19,14 +19,17 @@ NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan\b|inf\b))"  # also where a f
 LINE = re.compile(rf"(?:epoch: (\d{{1,18}})(,?) )?step: (\d{{1,18}}), loss is {NUMBER}")
 
 
-def option(name, options, script):
-    """The number that an option of the script has, given or by default; None where that is not to be seen."""
-    given = re.search(rf"(?:^| ){name}[ =](\d+)", " ".join(options))
-    try:
-        text = Path(script).read_text(errors="replace")
-        return int((given or re.search(rf'"{name}",[^\n]*\bdefault=(\d+)', text))[1])
-    except (TypeError, OSError):
-        return None
+def option(name, options, text):
+    """The number that an option of a script has, given, shortened as argparse takes it, or by default; None where that
+    is not to be seen. text: the script's.
+    """
+    value = re.search(rf'"{name}",[^\n]*\bdefault=(\d+)', text)
+    value = value and value[1]
+    for word, then in zip(options, [*options[1:], ""]):
+        flag, same, its = word.partition("=")
+        if flag == name or (len(flag) > 2 and name.startswith(flag) and f'"{flag}"' not in text):
+            value = its if same else then
+    return int(value) if re.fullmatch(r"\d{1,18}", value or "") else None
 
 
 def spoken(seconds):
@@ -51,8 +54,15 @@ class Progress:
         if self.active:
             self.__init__(self.out)
             self.active, self.ranks = True, args.n
+            text = ""
+            with contextlib.suppress(OSError):
+                text = Path(args.script).read_text(errors="replace")
             self.epochs, self.steps, self.batch = (
-                option(name, args.options, args.script) for name in ("--epochs", "--steps", "--batch-size"))
+                option(name, args.options, text) for name in ("--epochs", "--steps", "--batch-size"))
+            if re.search("full_batch|dataset_strategy|pipeline_stages|[Aa]ccumulat", text):
+                self.batch = None  # ranks may share a batch, or a step be a part of one
+            if re.search("[Aa]ccumulat", text):
+                self.steps = None
 
     def read(self, rank, line, now=None):
         """Take in a line of a rank; the first of all ranks is the one whose steps count."""

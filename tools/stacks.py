@@ -170,7 +170,7 @@ def standing(one):
     if one is None:
         doing = "does not answer"
     elif one["state"] in "Tt":
-        doing = f"is stopped (SIGSTOP): kill -CONT {one['pid']} lets it go on"
+        doing = f"is stopped (SIGSTOP): kill -CONT {one['pid']}{one.get('place', '')} lets it go on"
     elif not main:
         doing = f"is in state {one['state']} ({one['problem']})"
     else:
