@@ -133,8 +133,9 @@ def message_faults(ranks):
             if c["op"] in messages:
                 if c["peer"] is None or c["peer"] >= len(c["ranks"]):
                     yield {"kind": c["op"], "group": c["group"], "ranks": [rank], "source": c["source"],
-                           "text": f"rank {rank}: {c['op']} names rank {c['peer']} of group {c['group']!r}, "
-                                   f"which has {len(c['ranks'])} members"}
+                           "text": f"rank {rank}: {c['op']} names "
+                                   f"{'no rank' if c['peer'] is None else 'rank ' + str(c['peer'])} of group "
+                                   f"{c['group']!r}, which has {len(c['ranks'])} members"}
                     continue
                 other = c["ranks"][c["peer"]]
                 ends = (rank, other) if c["op"] == "Send" else (other, rank)
@@ -302,7 +303,7 @@ def across(calls):
     if calls[0][1]["op"] not in POINT_TO_POINT:
         return some(map(short, sorted({tuple(c["ranks"]) for _, c in calls})))
     word = "to" if calls[0][1]["op"] == "Send" else "from"
-    pairs = sorted({(rank, *c["ranks"][c["peer"] or 0:][:1]) for rank, c in calls})
+    pairs = sorted({(rank, *c["ranks"][c["peer"]:][:1] * (c["peer"] is not None)) for rank, c in calls})
     return some(f"{rank} {word} {other[0] if other else 'a rank outside of its group'}" for rank, *other in pairs)
 
 

@@ -231,12 +231,13 @@ def test_send_without_receive(dry_run):
     assert "FAULT rank 0: Send to rank 1" in out and "has no Receive on rank 1" in out
 
 
-def test_a_message_to_a_rank_that_is_not(dry_run):
-    code, out, err, found = dry_run(2, "0-1", "send_only.py", "5")
+@pytest.mark.parametrize(("rank", "named"), [("5", "rank 5"), ("-1", "no rank")])
+def test_a_message_to_a_rank_that_is_not(rank, named, dry_run):
+    code, out, err, found = dry_run(2, "0-1", "send_only.py", rank)
     assert code == 1, err
     assert [(fault["kind"], fault["ranks"]) for fault in found["faults"]] == [("Send", [0])]
     assert re.search("^ +Send +0 to a rank outside of its group +1 ", out, re.MULTILINE), out
-    assert "FAULT rank 0: Send names rank 5 of group 'hccl_world_group', which has 2 members" in out
+    assert f"FAULT rank 0: Send names {named} of group 'hccl_world_group', which has 2 members" in out
 
 
 @pytest.mark.parametrize("fault", ["none", "members", "order"])

@@ -1279,6 +1279,49 @@ def test_a_rank_may_test_alone_for_longer_than_a_collective_waits(launcher, alon
     assert "ERROR" not in result.output
 
 
+FORKS_FIRST = JOINS.replace("ranks.join()", """
+child = os.fork()  # and this process only waits for it
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+ranks.join()""") + """
+time.sleep(20 * ms.communication.get_rank())
+print("leaves", flush=True)
+ranks.leave()
+"""
+
+
+def test_a_rank_that_its_script_has_forked_before_join_is_waited_for(tmp_path):
+    """Rank 0 ends the scheduler with it."""
+    with start(tmp_path, FORKS_FIRST, 2, "--with", "table", "--", RANKS.parent, env={"MS_NODE_TIMEOUT": "5"}) as job:
+        result = jobs.succeeded(job.finish(60))
+    assert result.output.count("leaves") == 2
+
+
+FAILS_AND_LEAVES_A_PROCESS = JOINS + """
+if ms.communication.get_rank() == 0 and os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        open(sys.argv[2], "w").write(str(os.getpid()))
+        time.sleep(300)
+    os._exit(0)
+time.sleep(1)
+sys.exit(3)
+"""
+
+
+def test_a_process_that_an_earlier_job_has_left_keeps_nobody_waiting_in_leave(tmp_path):
+    """At the same port, as run_cluster.sh takes."""
+    env = {"MS_SCHED_PORT": str(jobs.free_port()), "MS_CPU_COMM_OP_TIMEOUT": "5"}
+    with start(tmp_path, FAILS_AND_LEAVES_A_PROCESS, 2, "--with", "table", "--", RANKS.parent,
+               tmp_path / "left", env=env) as job:
+        job.wait_for("training failed", timeout=60)
+        left = int((tmp_path / "left").read_text())
+        with start(tmp_path, TESTS_ALONE, 2, "--with", "table", "--", RANKS.parent, 2, env=env) as second:
+            jobs.succeeded(second.finish(60))
+        os.kill(left, signal.SIGKILL)  # it was there all the time
+
+
 LEFT_OVER = """
 import os, sys, time
 from pathlib import Path

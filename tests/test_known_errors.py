@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 
 import jobs
 import pytest
@@ -261,6 +262,8 @@ def test_the_launcher_says_why_rank_1_ended(name, mnist, tmp_path):
     check_hint(name, result.output)
 
 
+@pytest.mark.skipif(version("mindspore")[:4] in ("2.7.", "2.8.", "2.9."), reason=(
+    "MindSpore up to 2.9 does not read MS_CPU_COMM_OP_TIMEOUT"))
 def test_a_rank_that_comes_too_late_to_a_collective(tmp_path):
     lesson = jobs.planted("allgather_check", tmp_path, "allgather_check.py", (
         "outputs = ", "__import__('time').sleep(9 * rank)\n    outputs = "))

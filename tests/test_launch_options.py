@@ -401,12 +401,14 @@ def test_progress_of_loss_monitor_and_of_steps_alone(tmp_path):
     script = 'add("--epochs", type=at_least(1), default=10)\nadd("--steps", type=int)\nadd("--ep")'
     assert [progress.option(name, ["--lr", "1"], script) for name in ("--epochs", "--steps")] == [10, None]
     for given, epochs in ((["--epochs=4"], 4), (["--epoch", "2"], 2), (["--epochs", "2", "--epoch=3"], 3),
-                          (["--ep", "2"], 10), (["--epochs", "x"], None), (["--", "2"], 10)):
+                          (["--ep", "2"], 10), (["--epochs", "x"], None), (["--", "2"], 10), (["--st", "2"], 10)):
         assert progress.option("--epochs", given, script) == epochs, given
+    assert progress.option("--batch-size", ["--batch", "2"], script) is None, "the script has no such option"
 
 
-@pytest.mark.parametrize(("text", "speed"), [("", "samples/s"), ("# pipeline_stages", "steps/s"),
-                                             ("# gradients are accumulated", "steps/s")])
+@pytest.mark.parametrize(("text", "speed"), [
+    ("# losses are accumulated", "samples/s"), ("# pipeline_stages=2", "steps/s"),
+    ("# TrainWithAccumulation(network)", "steps/s")])
 def test_a_speed_that_is_not_known_is_not_shown(text, speed, script):
     """Ranks of a pipeline share a batch; where gradients are accumulated, a step that is printed takes a part of it."""
     script.write_text(script.read_text() + text)

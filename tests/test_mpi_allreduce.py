@@ -6,6 +6,7 @@ import shutil
 import sys
 
 import jobs
+import pytest
 
 TOOL = jobs.REPO / "tools/mpi_allreduce.py"
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", *["--allow-run-as-root"] * (os.geteuid() == 0), "-n")
@@ -85,6 +86,31 @@ def test_no_library_where_it_cannot_be_written_or_no_mpirun_started_the_process(
     result = jobs.succeeded(jobs.run(sys.executable, "-B", "-c", BUILD.format(str(tools)), cwd=tmp_path))
     assert result.output.strip() == "None"
     assert not (tools / "__pycache__").exists()
+
+
+ON_TWO_HOSTS = """
+import os, sys
+os.environ.update(OMPI_COMM_WORLD_LOCAL_SIZE="1", OMPI_MCA_btl="self,tcp", MS_SCHED_HOST="127.0.0.1")
+sys.path.insert(0, sys.argv[1])
+import mindspore as ms
+import ranks
+ranks.join()
+ms.communication.init()
+print("sum", ms.ops.AllReduce()(ms.Tensor([1.0])).asnumpy(), os.getenv("OMPI_MCA_btl_tcp_if_include"), flush=True)
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize(("chosen", "taken"), [(None, "127.0.0.1/31"), ("file", "None"), ("environment", "None")])
+def test_the_network_of_mpi_between_hosts_is_the_schedulers_unless_one_is_chosen(chosen, taken, tmp_path):
+    """Open MPI takes either networks to use or networks to leave out, not both."""
+    (tmp_path / "home/.openmpi").mkdir(parents=True)
+    if chosen == "file":
+        (tmp_path / "home/.openmpi/mca-params.conf").write_text("btl_tcp_if_exclude = 172.17.0.0/16\n")
+    env = {"OMPI_MCA_btl_tcp_if_exclude": "172.17.0.0/16"} if chosen == "environment" else {}
+    result = jobs.succeeded(jobs.run(*MPIRUN, 2, jobs.PYTHON, "-c", ON_TWO_HOSTS, copied(tmp_path), cwd=tmp_path, env={
+        "ALL_REDUCE": "MPI", "HOME": str(tmp_path / "home"), "MS_SCHED_PORT": str(jobs.free_port()), **env}))
+    assert result.output.count(f"sum [2.] {taken}") == 2, result.output
 
 
 def test_hosts_that_cannot_build_say_so_if_mpi_is_demanded(tmp_path):

@@ -385,21 +385,21 @@ def check_all(hosts, ranks, scripts, data, interface):
     except ValueError as error:
         refuse(f"SSH is '{os.environ['SSH']}', which is no command ({error}); correct or unset it")
     first, slots = hosts[0][0], sum(number for _, number in hosts)
+    scheduler = os.getenv("MS_SCHED_HOST") if os.getenv("DEVICE_TARGET", "CPU") == "CPU" else None
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
     wanted = {"scripts": list(map(os.path.abspath, scripts)), "start_folder": os.getcwd(),
               "writable": os.access(os.getcwd(), os.W_OK),  # else the logs go elsewhere
               "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
               "interface": interface, "ports": ports,
-              "address": address_of(os.getenv("MS_SCHED_HOST") or first)}  # MindSpore takes no name
-    scheduler = os.getenv("MS_SCHED_HOST")
+              "address": address_of(scheduler or first)}  # MindSpore takes no name
     if not wanted["address"]:
         refuse(f"MS_SCHED_HOST is '{scheduler}', which has no IPv4 address; correct or unset it" if scheduler else
                f"{first} has no address; correct the name, or add it to /etc/hosts")
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
         faults.append(f"{'MS_SCHED_HOST' if scheduler else first}: {wanted['address']} {OWN}")
-    if scheduler and is_here(first) and (faults or not is_here(scheduler)):
+    if scheduler and len(hosts) > 1 and is_here(first) and (faults or not is_here(scheduler)):
         refuse(*faults or [f"MS_SCHED_HOST is '{scheduler}', which is no address of {first}, where rank 0 will run; "
                            "correct or unset it"])
     if len(hosts) > 1 and (address_of_interface(interface) or "").startswith("127."):
@@ -416,7 +416,7 @@ def check_all(hosts, ranks, scripts, data, interface):
     print_table(rows)
     if faults + more:
         refuse(*faults, *more)
-    return (wanted["address"] if os.getenv("MS_SCHED_HOST") else answers[0]["address"]), answers[0]["port"]
+    return (wanted["address"] if scheduler else answers[0]["address"]), answers[0]["port"]
 
 
 def refuse(*sentences):

@@ -60,6 +60,8 @@ end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 
 def prepare(launched):
     """Make this process a good rank, before init()."""
+    global SELF
+    SELF = os.getpid()  # the script may have forked it
     ms = sys.modules["mindspore"]
     if (target := os.getenv("DEVICE_TARGET")) and target != ms.get_context("device_target"):
         ms.set_context(device_target=target)
@@ -280,7 +282,7 @@ def take_own_cores():
     return share
 
 
-SELF = os.getpid()  # not that of a process which the script forks
+SELF = os.getpid()  # not that of a process which the script forks after join()
 
 
 class Exit(SystemExit):
@@ -377,6 +379,7 @@ def wait_while_others_work(ranks):
     alone, and the collectives with which they meet there give up after MS_CPU_COMM_OP_TIMEOUT seconds.
     """
     DOOR[:] = [socket.socket(socket.AF_UNIX)]
+    os.register_at_fork(after_in_child=DOOR[0].close)  # a process that outlives this job would hold it open
 
     def start(start=ranks._start_scheduler):
         with contextlib.suppress(OSError):  # a process of an earlier job, at this port, may be left

@@ -8,8 +8,10 @@ they cannot tell each other in time whether all have a compiler.
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
+import re
 import runpy
 import socket
 import time
@@ -39,12 +41,12 @@ def set_up():
             draft.rename(note)
         file = wait_for(note)
     else:
-        # Not /32: of 32 bits Open MPI makes the mask of none.
-        env.setdefault("OMPI_MCA_btl_tcp_if_include", f"{own_address(env['MS_SCHED_HOST'])}/31")
         file = build()
         if not file:
             raise RuntimeError("ALL_REDUCE=MPI needs Open MPI's mpicc, a C compiler, and the right to write into "
                                f"{HERE}/__pycache__; without ALL_REDUCE=MPI the ranks start, too")
+        if not networks_chosen():  # not /32: of 32 bits Open MPI makes the mask of none
+            env["OMPI_MCA_btl_tcp_if_include"] = f"{own_address(env['MS_SCHED_HOST'])}/31"
     if not file:
         return abs
     # Shared memory and TCP, for others take a second to end; and a rank that waits leaves its core to others, without
@@ -57,6 +59,15 @@ def set_up():
     library.take_over(int(size), float(env.get("MS_CPU_COMM_OP_TIMEOUT", "300")))
     atexit.register(library.finish, 2)  # of a script that ends otherwise than by ranks.leave()
     return library.finish
+
+
+def networks_chosen():
+    """Has somebody told Open MPI which networks to take, in the environment, by mpirun's options or in its files?"""
+    told = "\n".join(name.replace("OMPI_MCA_", "") for name in os.environ)
+    for file in (Path.home() / ".openmpi/mca-params.conf", (open_mpi() or Path()) / "etc/openmpi-mca-params.conf"):
+        with contextlib.suppress(OSError):
+            told += "\n" + file.read_text(errors="replace")
+    return re.search(r"^\s*btl_tcp_if_(in|ex)clude", told, re.MULTILINE)
 
 
 def own_address(other):

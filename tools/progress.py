@@ -24,10 +24,10 @@ def option(name, options, text):
     is not to be seen. text: the script's.
     """
     value = re.search(rf'"{name}",[^\n]*\bdefault=(\d+)', text)
-    value = value and value[1]
+    value, own = value and value[1], {*re.findall(r"""["'](--[\w-]+)["']""", text)}
     for word, then in zip(options, [*options[1:], ""]):
         flag, same, its = word.partition("=")
-        if flag == name or (len(flag) > 2 and name.startswith(flag) and f'"{flag}"' not in text):
+        if flag == name or (len(flag) > 2 and name in own and name.startswith(flag) and flag not in own):
             value = its if same else then
     return int(value) if re.fullmatch(r"\d{1,18}", value or "") else None
 
@@ -59,9 +59,10 @@ class Progress:
                 text = Path(args.script).read_text(errors="replace")
             self.epochs, self.steps, self.batch = (
                 option(name, args.options, text) for name in ("--epochs", "--steps", "--batch-size"))
-            if re.search("full_batch|dataset_strategy|pipeline_stages|[Aa]ccumulat", text):
+            parts = re.search(r"[Aa]ccumulat\w*\(", text)
+            if parts or re.search(r"(full_batch|dataset_strategy|pipeline_stages) ?[=(]|\.pipeline\(", text):
                 self.batch = None  # ranks may share a batch, or a step be a part of one
-            if re.search("[Aa]ccumulat", text):
+            if parts:
                 self.steps = None
 
     def read(self, rank, line, now=None):
