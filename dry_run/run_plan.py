@@ -50,7 +50,11 @@ def peer_of(node, group):
     """The other rank of a Send or Receive; MindSpore counts it within the group."""
     if node.op not in meeting.POINT_TO_POINT:
         return -1
-    return group[node.attributes["dest_rank" if node.op == "Send" else "src_rank"]]
+    peer = node.attributes["dest_rank" if node.op == "Send" else "src_rank"]
+    if not 0 <= peer < len(group):
+        raise PlanError(f"{node.op} ({node.name}) names rank {peer} of a group of {len(group)}: is the pipeline_stage "
+                        "of a cell not below pipeline_stages?")
+    return group[peer]
 
 
 class Computation:

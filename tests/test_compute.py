@@ -276,6 +276,41 @@ def test_what_cannot_be_computed_is_told_in_one_sentence(fault, told, tmp_path):
     assert not done.left_over
 
 
+JIT_PIPELINE = """
+import sys
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.communication import init
+ms.set_context(mode=ms.GRAPH_MODE)
+init()
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", pipeline_stages=2, dataset_strategy="full_batch")
+net = nn.SequentialCell(nn.Dense(16, 64), nn.Dense(64, 10))
+net[0].pipeline_stage, net[1].pipeline_stage = 0, int(sys.argv[1])
+cell = nn.PipelineCell(nn.WithLossCell(net, nn.MSELoss()), 4)
+cell.set_train()
+optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+differentiated = ms.value_and_grad(lambda x, y: cell(x, y), None, net.trainable_params())
+reduce = nn.PipelineGradReducer(optimizer.parameters)
+@ms.jit
+def step(x, y):
+    loss, gradients = differentiated(x, y)
+    optimizer(reduce(gradients))
+    return loss
+step(Tensor(np.ones((16, 16)), ms.float32), Tensor(np.ones((16, 10)), ms.float32))
+print("stepped")
+"""
+
+
+def test_a_pipeline_stage_that_is_not_in_a_function(tmp_path):
+    (tmp_path / "net.py").write_text(JIT_PIPELINE)
+    assert succeeded(compute(2, "net.py", 1, cwd=tmp_path)).output.count("stepped") == 2
+    done = compute(2, "net.py", 2, cwd=tmp_path)
+    assert done.code == 1
+    assert "of a group of 2: is the pipeline_stage of a cell not below pipeline_stages?\n" in done.output
+    assert "Traceback" not in done.output
+
+
 def test_neighbours_must_bring_the_same_slice_where_there_are_fewer_slices_than_ranks(tmp_path):
     assert compute(4, FAULTS, "neighbours_alike", cwd=tmp_path).code == 0
     done = compute(4, FAULTS, "other_slices", cwd=tmp_path)

@@ -1272,11 +1272,25 @@ ranks.leave()
 def test_a_rank_may_test_alone_for_longer_than_a_collective_waits(launcher, alone, tmp_path):
     with start(tmp_path, TESTS_ALONE, 3, "--with", launcher, "--", RANKS.parent, alone,
                env={"MS_CPU_COMM_OP_TIMEOUT": "3"}) as job:
+        job.wait_for(f"rank {alone} has ended", timeout=60)
+        end = time.monotonic()
         result = jobs.succeeded(job.finish(60))
+        assert time.monotonic() - end < jobs.soon(5)
     ended = re.findall(r"^\[rank \d\] rank (\d) has ended$", result.output, re.MULTILINE)
     assert sorted(ended) == ["0", "1", "2"]
     assert ended[-1] == str(alone)
     assert "ERROR" not in result.output
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "table"])
+def test_a_rank_that_ends_without_leave_while_others_wait_there_is_named(launcher, tmp_path):
+    script = TESTS_ALONE.replace("    time.sleep(9)", "    sys.exit()")
+    with start(tmp_path, script, 2, "--with", launcher, "--report", "report.json", "--", RANKS.parent, 1,
+               env={"MS_CPU_COMM_OP_TIMEOUT": "5"}) as job:
+        result = job.finish(60)
+    assert result.code == 1, result.output
+    assert re.search(r"^ranks\.py: rank 1 ended, with exit code 0, while ", result.output, re.MULTILINE), result.output
+    assert json.loads((tmp_path / "report.json").read_text())["first_failure"]["rank"] == 1
 
 
 FORKS_FIRST = JOINS.replace("ranks.join()", """

@@ -487,6 +487,22 @@ def test_an_environment_that_was_moved_is_made_again(tmp_path):
     assert (tmp_path / "elsewhere/bin/python").exists()
 
 
+def test_two_set_ups_at_once(tmp_path):
+    """In place of packages of its own it is shown those of the tests."""
+    (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
+    for name in ("requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).write_text("# none\n")
+    command = ("env", "-u", "VIRTUAL_ENV", "-u", "VENV", "bash", "-c", ". tools/environment.sh; pip --version")
+    env = {"PYTHON": jobs.PYTHON, "PYTHONPATH": sysconfig.get_path("purelib")}
+    with jobs.Job(*command, cwd=tmp_path, env=env) as first:
+        first.wait_for("Setting up", timeout=60)
+        with jobs.Job(*command, cwd=tmp_path, env=env) as second:
+            results = [jobs.succeeded(job.finish(120)) for job in (first, second)]
+    assert ["Setting up" in result.output for result in results] == [True, False]
+    assert f"another set-up is at work in {tmp_path}/.venv; waiting for its end ...\n" in results[1].output
+    assert all("\npip " in result.output for result in results)
+
+
 def test_mpirun_knows_one_address_of_the_loopback_only():
     assert [check_hosts.is_here(host) for host in ("localhost", "127.0.0.1", "127.0.0.2")] == [True, True, False]
 

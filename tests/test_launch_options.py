@@ -393,6 +393,12 @@ def test_progress_of_loss_monitor_and_of_steps_alone(tmp_path):
             line.read(0, f"epoch: {epoch} step: {step}, loss is 2.1234567", epoch * 4 + step)
     assert line.text(12) == "epoch 2 of 3, step 4 of 4, loss 2.123, 64 samples/s, 4 s left"
     line = progress.Progress()
+    line.ranks, line.epochs, line.steps = 2, 3, 25
+    for epoch in range(2):
+        for step in (0, 10, 20):
+            line.read(0, f"epoch: {epoch}, step: {step}, loss is 2", 1 + epoch * 25 + step)
+    assert line.text(46) == "epoch 2 of 3, step 21 of 25, loss 2, 1 steps/s, 29 s left"
+    line = progress.Progress()
     line.ranks, line.steps = 8, 20
     for rank in range(8):
         for step in (0, 1):

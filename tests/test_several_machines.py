@@ -618,6 +618,38 @@ def test_data_that_differ_far_behind_their_beginning(place, mnist, tmp_path):
         check_hosts.files_of(tmp_path / "data"), wanted, "data")
 
 
+def test_files_of_data_that_only_one_machine_has():
+    """Of more than 1,000 files one does not know what is missing."""
+    some = {f"{folder}/{number}.jpg": [7, 1] for folder in "ab" for number in range(3)}
+    compare = check_hosts.compare_data
+    assert compare(some, some, "data") == ""
+    assert compare({**some, "a/9.jpg": [7, 1]}, some, "data") == (
+        "data has a file a/9.jpg there, and none here; make both alike")
+    assert compare(some, {**some, "a/9.jpg": [7, 1]}, "data") == (
+        "data has no file a/9.jpg; copy the data there or share the folder")
+    for harmless in ("a/.DS_Store", ".git/9.jpg", "notes.txt"):
+        assert compare({**some, harmless: [7, 1]}, some, "data") == ""
+    many = {f"{number}.jpg": [7, 1] for number in range(check_hosts.MANY)}
+    assert compare({**many, "a/0.jpg": [7, 1]}, some, "data").startswith("data has a file 0.jpg there, and none here")
+    assert compare(some, many, "data").startswith("data has no file 0.jpg")
+    assert compare({f"_{name}": its for name, its in many.items()}, many, "data") == ""
+
+
+def test_a_network_by_which_the_first_machine_is_not_reached(both, mnist, tmp_path):
+    """Both have it, with addresses of one subnet, but no cable."""
+    for number, host in enumerate(both, start=1):
+        host.run("ip", "link", "add", "eth1", "type", "veth", "peer", "name", "cut")
+        host.run("ip", "addr", "add", f"192.168.5.{number}/24", "dev", "eth1")
+        for link in ("eth1", "cut"):
+            host.run("ip", "link", "set", link, "up")
+    try:
+        output = refused(both[0], "-H", "node1:1,node2:1", mnist, "--interface", "eth1", cwd=tmp_path)
+        assert "check_hosts.py: node2: node1 at 192.168.5.1 cannot be reached from there (" in output
+    finally:
+        for host in both:
+            host.run("ip", "link", "del", "eth1")
+
+
 def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):
     """A daemon of mpirun that cannot write its ranks' logs ends them by TERM, without a word."""
     (tmp_path / "far" / "log_output").mkdir(parents=True)

@@ -294,16 +294,25 @@ def why_failed(host, command, done):
 
 
 def compare_data(there, here, folder):
-    """What is wrong with a machine's data, of files_of(), in a sentence; "" if they are as here."""
+    """What is wrong with a machine's data, of files_of(), in a sentence; "" if they are as here.
+
+    Of a list of MANY files, who knows what does not stand in it. More files there are wrong if they may be data: hidden
+    ones, and those of kinds that are not here, harm nobody.
+    """
     for name, (size, its_checksum) in here.items():
         if name not in there:
-            return f"{folder} has no file {name}; copy the data there or share the folder"
+            if len(there) < MANY:
+                return f"{folder} has no file {name}; copy the data there or share the folder"
+            continue
         if there[name][0] != size:
             return f"{folder}/{name} has {there[name][0]} bytes there, {size} here; copy it again"
         if None not in (there[name][1], its_checksum) and there[name][1] != its_checksum:
             return f"{folder}/{name} holds other data there than here; copy it again"
-    if more := [name for name in there if name.startswith(os.pardir) and name not in here]:
-        return f"{folder} has a file {more[0]} there, and none here; copy the data"
+    kinds = {Path(name).suffix for name in here}
+    more = [name for name in there if name not in here and Path(name).suffix in kinds
+            and not re.search(r"(^|/)\.\w", name)]
+    if more and len(here) < MANY:
+        return f"{folder} has a file {more[0]} there, and none here; make both alike"
     return ""
 
 
@@ -386,16 +395,17 @@ def check_all(hosts, ranks, scripts, data, interface):
         refuse(f"SSH is '{os.environ['SSH']}', which is no command ({error}); correct or unset it")
     first, slots = hosts[0][0], sum(number for _, number in hosts)
     scheduler = os.getenv("MS_SCHED_HOST") if os.getenv("DEVICE_TARGET", "CPU") == "CPU" else None
+    meets = is_here(first) and address_of_interface(interface)  # where others of this network must reach the first
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)
     wanted = {"scripts": list(map(os.path.abspath, scripts)), "start_folder": os.getcwd(),
               "writable": os.access(os.getcwd(), os.W_OK),  # else the logs go elsewhere
               "data": data and os.path.abspath(data), "mpirun": shutil.which("mpirun"),
               "interface": interface, "ports": ports,
-              "address": address_of(scheduler or first)}  # MindSpore takes no name
+              "address": not scheduler and meets or address_of(scheduler or first)}  # MindSpore takes no name
     if not wanted["address"]:
         refuse(f"MS_SCHED_HOST is '{scheduler}', which has no IPv4 address; correct or unset it" if scheduler else
-               f"{first} has no address; correct the name, or add it to /etc/hosts")
+               f"{first} has no IPv4 address; correct the name, or add it to /etc/hosts")
     faults = []
     if len(hosts) > 1 and wanted["address"].startswith("127."):
         faults.append(f"{'MS_SCHED_HOST' if scheduler else first}: {wanted['address']} {OWN}")

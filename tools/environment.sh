@@ -52,8 +52,26 @@ _show_progress() {
     [[ ! -t 2 ]] || echo >&2
 }
 
+_is_made() {
+    [[ -x "$1/bin/python" && "$(cat "$1/complete" 2>/dev/null)" == "$2" ]]
+}
+
+# Wait while another set-up works in the folder that is open as stdin. It is locked as long as this shell, or a pip that
+# outlives it, has the folder open.
+_wait_for_others() {
+    "$1" - "$2" 3<&0 <<'PYTHON'
+import contextlib, fcntl, sys
+with contextlib.suppress(OSError):  # a file system without locks
+    try:
+        fcntl.flock(3, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another set-up is at work in {sys.argv[1]}; waiting for its end ...", file=sys.stderr)
+        fcntl.flock(3, fcntl.LOCK_EX)
+PYTHON
+}
+
 _make_venv() {
-    local venv="$1" python unfinished="an environment of tools/environment.sh, unfinished"
+    local venv="$1" python="$2" unfinished="an environment of tools/environment.sh, unfinished"
     # Its own has a file complete: beside Python's pyvenv.cfg, or, if it was interrupted, with a certain word.
     if [[ -e "$venv" || -L "$venv" ]] && [[ -n "$(ls -A -- "$venv" 2>&1)" ]] &&
         [[ ! -f "$venv/complete" || (! -f "$venv/pyvenv.cfg" && "$(<"$venv/complete")" != "$unfinished") ]]; then
@@ -61,7 +79,6 @@ _make_venv() {
             "if it is your environment, activate it and pip install -r requirements.txt -r requirements-dev.txt" >&2
         return 1
     fi
-    python="$(_find_python)"
     echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2
     # What is named complete stays, so that one that was interrupted is known.
     if ! { mkdir -p -- "$venv" && echo "$unfinished" >"$venv/complete" &&
@@ -96,14 +113,23 @@ _use_environment() {
         export PATH="$VIRTUAL_ENV/bin:$PATH"
         return
     fi
-    local venv wanted
+    local venv wanted python lock
     venv="$(realpath -ms -- "${VENV:-.venv}")"
     [[ -z "${VENV:-}" ]] || MINDSPORE="${MINDSPORE:-$(sed -n '$s/^[0-9.]*$/&/p' "$venv/complete" 2>/dev/null || true)}"
     # With its place, for the programs of one that was moved look for their Python at the old one.
     wanted="$(realpath -m -- "$venv"; cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
-    if [[ ! -x "$venv/bin/python" || "$(cat "$venv/complete" 2>/dev/null)" != "$wanted" ]]; then
-        _make_venv "$venv"
-        echo "$wanted" >"$venv/complete"
+    if ! _is_made "$venv" "$wanted"; then
+        python="$(_find_python)"
+        mkdir -p -- "$venv" 2>/dev/null || true # what is wrong with it is said below
+        if [[ -d "$venv" && -r "$venv" ]]; then
+            exec {lock}<"$venv"
+            _wait_for_others "$python" "$venv" <&"$lock"
+        fi
+        if ! _is_made "$venv" "$wanted"; then
+            _make_venv "$venv" "$python"
+            echo "$wanted" >"$venv/complete"
+        fi
+        [[ -z "$lock" ]] || exec {lock}<&-
     fi
     export PATH="$venv/bin:$PATH"
 }

@@ -392,6 +392,7 @@ def wait_while_others_work(ranks):
         for _ in range(here - 1):
             yield DOOR[0].accept()[0]
         DOOR[0].shutdown(socket.SHUT_RDWR)
+        DOOR[0].setblocking(False)  # with a time limit Python would wait for it
         with contextlib.suppress(OSError):  # those of another launcher on this machine
             while True:
                 yield DOOR[0].accept()[0]

@@ -521,6 +521,11 @@ class Job:
                           "it: was it stopped (SIGSTOP), or its machine? They wait longer with "
                           "MS_NODE_TIMEOUT=<seconds>")
             return 143, first
+        gone = next((rank for rank in self.ranks.values() if rank["code"] == 0 and "leaving" not in rank), None)
+        if gone and "leaving" in failed and failed["code"] == 1:
+            self.guess = (f"rank {gone['rank']} ended, with exit code 0, while rank {failed['rank']} waited for it at "
+                          "ranks.leave(); end the script by ranks.leave() on all ranks")
+            return 1, gone["rank"]
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):

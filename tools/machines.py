@@ -184,7 +184,7 @@ def prepare_msrun(args, launch):
               f"this machine has no network interface {args.interface} with an address")
     check_script(args, launch)
     found = check_hosts.address_of(address)
-    refuse_if(not found, f"--master-addr {address} has no address; correct the name, or add it to /etc/hosts")
+    refuse_if(not found, f"--master-addr {address} has no IPv4 address; correct the name, or add it to /etc/hosts")
     refuse_if(found.startswith("127."), f"--master-addr {address}: {found} {check_hosts.OWN}")
     here = check_hosts.is_here(address)
     refuse_if(here and rank != "0",

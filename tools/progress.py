@@ -85,8 +85,9 @@ class Progress:
         self.history.append((now or time.monotonic(), self.done()))
 
     def an_epoch(self):
-        """The steps of an epoch, as far as that is known: as given, or as many as the first one had."""
-        return self.limit or self.steps
+        """The steps of an epoch, as far as that is known: as given, or as many as the first one had, about."""
+        as_given = self.steps and (not self.limit or abs(self.limit - self.steps) < self.interval)
+        return self.steps if as_given else self.limit
 
     def done(self):
         """Steps so far; None while it is not known how many an epoch has."""
@@ -100,7 +101,7 @@ class Progress:
         each, total = self.an_epoch(), self.epochs if self.epochs and self.epochs > self.epoch else None
         parts = [f"epoch {self.epoch + 1}" + (f" of {total}" if total else "")] if self.epochs else []
         parts.append(f"step {self.step}" + (
-            f" of {'about ' * (self.interval > 1 and not self.steps)}{each}" if each and each >= self.step else ""))
+            f" of {'about ' * (self.interval > 1 and each != self.steps)}{each}" if each and each >= self.step else ""))
         losses = [f"{float(loss):.4g}" if re.fullmatch(r"[-+\d.e]+", loss) else loss
                   for _, loss in sorted(self.losses.items())]
         parts.append("loss " + (" ".join(losses) if len(losses) <= 4 else f"{losses[0]} ... {losses[-1]}"))
