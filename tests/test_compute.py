@@ -290,7 +290,9 @@ net[0].pipeline_stage, net[1].pipeline_stage = 0, int(sys.argv[1])
 cell = nn.PipelineCell(nn.WithLossCell(net, nn.MSELoss()), 4)
 cell.set_train()
 optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
-differentiated = ms.value_and_grad(lambda x, y: cell(x, y), None, net.trainable_params())
+def forward(x, y):
+    return cell(x, y)
+differentiated = ms.value_and_grad(forward, None, net.trainable_params())
 reduce = nn.PipelineGradReducer(optimizer.parameters)
 @ms.jit
 def step(x, y):
