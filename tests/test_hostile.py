@@ -8,6 +8,7 @@ import signal
 import sys
 import sysconfig
 import time
+import zipfile
 from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
@@ -492,15 +493,22 @@ def test_two_set_ups_at_once(tmp_path):
     (tmp_path / "tools").symlink_to(jobs.REPO / "tools")
     for name in ("requirements.txt", "requirements-dev.txt"):
         (tmp_path / name).write_text("# none\n")
-    command = ("env", "-u", "VIRTUAL_ENV", "-u", "VENV", "bash", "-c", ". tools/environment.sh; pip --version")
-    env = {"PYTHON": jobs.PYTHON, "PYTHONPATH": sysconfig.get_path("purelib")}
-    with jobs.Job(*command, cwd=tmp_path, env=env) as first:
+    command = ("env", "-u", "VIRTUAL_ENV", "bash", "-c", ". tools/environment.sh; pip --version")
+    env, venv = {"PYTHON": jobs.PYTHON, "PYTHONPATH": sysconfig.get_path("purelib")}, f"{tmp_path}/.venv"
+    about = "mindspore-9.9.9.dist-info"
+    with zipfile.ZipFile(tmp_path / "mindspore-9.9.9-py3-none-any.whl", "w") as wheel:  # nothing but its name
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: mindspore\nVersion: 9.9.9\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    env.update(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
+    with jobs.Job(*command, cwd=tmp_path, env={**env, "VENV": venv, "MINDSPORE": "9.9.9"}) as first:
         first.wait_for("Setting up", timeout=60)
-        with jobs.Job(*command, cwd=tmp_path, env=env) as second:
+        with jobs.Job(*command, cwd=tmp_path, env={**env, "VENV": venv}) as second:  # which keeps its own MindSpore
             results = [jobs.succeeded(job.finish(120)) for job in (first, second)]
     assert ["Setting up" in result.output for result in results] == [True, False]
-    assert f"another set-up is at work in {tmp_path}/.venv; waiting for its end ...\n" in results[1].output
+    assert f"another set-up is at work in {venv}; waiting for its end ...\n" in results[1].output
     assert all("\npip " in result.output for result in results)
+    assert (tmp_path / ".venv" / "complete").read_text().endswith("\n9.9.9\n")
 
 
 def test_mpirun_knows_one_address_of_the_loopback_only():

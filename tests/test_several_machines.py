@@ -618,7 +618,7 @@ def test_data_that_differ_far_behind_their_beginning(place, mnist, tmp_path):
         check_hosts.files_of(tmp_path / "data"), wanted, "data")
 
 
-def test_files_of_data_that_only_one_machine_has():
+def test_files_of_data_that_only_one_machine_has(tmp_path):
     """Of more than 1,000 files one does not know what is missing."""
     some = {f"{folder}/{number}.jpg": [7, 1] for folder in "ab" for number in range(3)}
     compare = check_hosts.compare_data
@@ -627,12 +627,23 @@ def test_files_of_data_that_only_one_machine_has():
         "data has a file a/9.jpg there, and none here; make both alike")
     assert compare(some, {**some, "a/9.jpg": [7, 1]}, "data") == (
         "data has no file a/9.jpg; copy the data there or share the folder")
-    for harmless in ("a/.DS_Store", ".git/9.jpg", "notes.txt"):
+    for harmless in ("a/.DS_Store", ".git/9.jpg", "notes.txt", "README"):
+        assert compare({**some, harmless: [7, 1]}, {**some, "LICENSE": [7, 1]}, "data") == (
+            "data has no file LICENSE; copy the data there or share the folder")
         assert compare({**some, harmless: [7, 1]}, some, "data") == ""
-    many = {f"{number}.jpg": [7, 1] for number in range(check_hosts.MANY)}
-    assert compare({**many, "a/0.jpg": [7, 1]}, some, "data").startswith("data has a file 0.jpg there, and none here")
-    assert compare(some, many, "data").startswith("data has no file 0.jpg")
-    assert compare({f"_{name}": its for name, its in many.items()}, many, "data") == ""
+    for name in range(check_hosts.MANY // 2):
+        for folder in ("Backup", "Test", "Training"):
+            file = tmp_path / folder / f"{name}.jpg"
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+    (tmp_path / "train.jpg").touch()
+    there = check_hosts.files_of(tmp_path)
+    assert len(there) > check_hosts.MANY and "Training/0.jpg" not in there
+    assert [*there] == sorted(there, key=check_hosts.place_of)
+    here = {**{name: its for name, its in there.items() if "Backup" not in name}, "Training/0.jpg": [0, 0]}
+    assert compare(there, here, "data") == "data has a file Backup/0.jpg there, and none here; make both alike"
+    assert compare(there, {**there, "Training/0.jpg": [0, 0]}, "data") == ""
+    assert compare(there, {**there, "Backup/x.jpg": [0, 0]}, "data").startswith("data has no file Backup/x.jpg")
 
 
 def test_a_network_by_which_the_first_machine_is_not_reached(both, mnist, tmp_path):

@@ -66,7 +66,7 @@ def probe(wanted):
              "start_folder": os.path.isdir(start) and os.access(
                  start, os.X_OK | os.W_OK * wanted["writable"]),
              "room": not os.path.isdir(start) or shutil.disk_usage(start).free > 0,
-             "cards": len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))}
+             "cards": count_cards()}
     import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["MindSpore"] = importlib.metadata.version("mindspore")
@@ -75,6 +75,10 @@ def probe(wanted):
                               timeout=8, check=True).stdout
         found["Open MPI"] = said.split()[3]
     return {**found, **probe_network(wanted)}
+
+
+def count_cards():
+    return len(glob.glob("/dev/davinci[0-9]*") or glob.glob("/dev/nvidia[0-9]*"))
 
 
 def set_aside(wanted):
@@ -294,26 +298,32 @@ def why_failed(host, command, done):
 
 
 def compare_data(there, here, folder):
-    """What is wrong with a machine's data, of files_of(), in a sentence; "" if they are as here.
-
-    Of a list of MANY files, who knows what does not stand in it. More files there are wrong if they may be data: hidden
-    ones, and those of kinds that are not here, harm nobody.
+    """What is wrong with a machine's data, of files_of(), in a sentence; "" if they are as here. More files there are
+    wrong if they may be data; others, such as a README, harm nobody.
     """
+    def lacks(files, name):
+        """Who knows what would stand behind the last of MANY files?"""
+        return name not in files and (len(files) < MANY or place_of(name) < max(map(place_of, files)))
+
     for name, (size, its_checksum) in here.items():
+        if lacks(there, name):
+            return f"{folder} has no file {name}; copy the data there or share the folder"
         if name not in there:
-            if len(there) < MANY:
-                return f"{folder} has no file {name}; copy the data there or share the folder"
             continue
         if there[name][0] != size:
             return f"{folder}/{name} has {there[name][0]} bytes there, {size} here; copy it again"
         if None not in (there[name][1], its_checksum) and there[name][1] != its_checksum:
             return f"{folder}/{name} holds other data there than here; copy it again"
-    kinds = {Path(name).suffix for name in here}
-    more = [name for name in there if name not in here and Path(name).suffix in kinds
-            and not re.search(r"(^|/)\.\w", name)]
-    if more and len(here) < MANY:
-        return f"{folder} has a file {more[0]} there, and none here; make both alike"
-    return ""
+    kinds = {Path(name).suffix for name in here} - {"", ".txt", ".html", ".md", ".log"}
+    more = [name for name in there if Path(name).suffix in kinds and not re.search(r"(^|/)\.\w", name)
+            and lacks(here, name)]
+    return f"{folder} has a file {more[0]} there, and none here; make both alike" if more else ""
+
+
+def place_of(name):
+    """Where files_of() lists it: the files of a folder before those of the folders in it."""
+    *folders, file = Path(name).parts
+    return *((2 if folder == os.pardir else 1, folder) for folder in folders), (0, file)
 
 
 def judge(answers, here, hosts, wanted):
@@ -381,7 +391,7 @@ def print_table(rows):
         print("  ".join(cells).rstrip(), file=sys.stderr)
 
 
-def check_all(hosts, ranks, scripts, data, interface):
+def check_all(hosts, ranks, scripts, data, interface, target=None):
     """Check the machines [(host, slots)]; print the table; exit with 2 if anything is wrong.
 
     Returns (address, port), where the scheduler of a job on CPU can listen, on the first machine.
@@ -394,7 +404,8 @@ def check_all(hosts, ranks, scripts, data, interface):
     except ValueError as error:
         refuse(f"SSH is '{os.environ['SSH']}', which is no command ({error}); correct or unset it")
     first, slots = hosts[0][0], sum(number for _, number in hosts)
-    scheduler = os.getenv("MS_SCHED_HOST") if os.getenv("DEVICE_TARGET", "CPU") == "CPU" else None
+    target = target or os.getenv("DEVICE_TARGET") or ("a card" if count_cards() else "CPU")
+    scheduler = os.getenv("MS_SCHED_HOST") if target == "CPU" else None
     meets = is_here(first) and address_of_interface(interface)  # where others of this network must reach the first
     # Below the ports that the system gives out, away from 8118 + 256 * rank, where ranks listen.
     ports = [int(port)] if port else random.sample(range(20000, 30000), 20)

@@ -108,22 +108,28 @@ _make_venv() {
         "$venv/lib" >/dev/null 2>&1 || true # Ctrl-C it does not catch, as compileall's own main() does
 }
 
+_see_what_is_wanted() {
+    MINDSPORE="$given"
+    [[ -z "${VENV:-}" ]] || MINDSPORE="${MINDSPORE:-$(sed -n '$s/^[0-9.]*$/&/p' "$venv/complete" 2>/dev/null || true)}"
+    # With its place, for the programs of one that was moved look for their Python at the old one.
+    wanted="$(realpath -m -- "$venv"; cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
+}
+
 _use_environment() {
     if [[ -n "${VIRTUAL_ENV:-}" && -z "${VENV:-}" ]] && _has_packages "$VIRTUAL_ENV/bin"; then
         export PATH="$VIRTUAL_ENV/bin:$PATH"
         return
     fi
-    local venv wanted python lock
+    local venv wanted python lock="" given="${MINDSPORE:-}"
     venv="$(realpath -ms -- "${VENV:-.venv}")"
-    [[ -z "${VENV:-}" ]] || MINDSPORE="${MINDSPORE:-$(sed -n '$s/^[0-9.]*$/&/p' "$venv/complete" 2>/dev/null || true)}"
-    # With its place, for the programs of one that was moved look for their Python at the old one.
-    wanted="$(realpath -m -- "$venv"; cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
+    _see_what_is_wanted
     if ! _is_made "$venv" "$wanted"; then
         python="$(_find_python)"
         mkdir -p -- "$venv" 2>/dev/null || true # what is wrong with it is said below
         if [[ -d "$venv" && -r "$venv" ]]; then
             exec {lock}<"$venv"
             _wait_for_others "$python" "$venv" <&"$lock"
+            _see_what_is_wanted # the other may have been told a version
         fi
         if ! _is_made "$venv" "$wanted"; then
             _make_venv "$venv" "$python"

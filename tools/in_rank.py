@@ -379,6 +379,7 @@ def wait_while_others_work(ranks):
     alone, and the collectives with which they meet there give up after MS_CPU_COMM_OP_TIMEOUT seconds.
     """
     DOOR[:] = [socket.socket(socket.AF_UNIX)]
+    DOOR[0].settimeout(None)  # the script may have set another default
     os.register_at_fork(after_in_child=DOOR[0].close)  # a process that outlives this job would hold it open
 
     def start(start=ranks._start_scheduler):
@@ -403,6 +404,7 @@ def wait_while_others_work(ranks):
                 here = int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
                 others = [*arrivals(here)]
                 for other in others:
+                    other.settimeout(None)
                     other.recv(1)
                 for other in others:
                     other.close()
@@ -430,6 +432,7 @@ def take_note_of_release():
 
     def release(finalize=management.finalize_hccl):
         sys.modules["ranks"]._meet = bool  # it does nothing
+        tell_agent(b"leaving")
         finalize()
 
     management.finalize_hccl = release

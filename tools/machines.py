@@ -120,7 +120,7 @@ def prepare_mpirun(args, launch):
     check_script(args, launch)
     data = "".join(launch.before.values_of(args, "--data-path")[-1:]) or os.getenv("DATA_PATH")
     address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
-                                          args.interface)
+                                          args.interface, args.target)
     machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
     args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
     args.local = range(machine_of.count(machine_of[0]))

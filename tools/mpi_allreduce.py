@@ -64,9 +64,10 @@ def set_up():
 def networks_chosen():
     """Has somebody told Open MPI which networks to take, in the environment, by mpirun's options or in its files?"""
     told = "\n".join(name.replace("OMPI_MCA_", "") for name in os.environ)
-    for file in (Path.home() / ".openmpi/mca-params.conf", (open_mpi() or Path()) / "etc/openmpi-mca-params.conf"):
+    for file in ("~/.openmpi/mca-params.conf", f"{open_mpi()}/etc/openmpi-mca-params.conf",
+                 "/etc/openmpi/openmpi-mca-params.conf"):  # Debian's
         with contextlib.suppress(OSError):
-            told += "\n" + file.read_text(errors="replace")
+            told += "\n" + Path(os.path.expanduser(file)).read_text(errors="replace")
     return re.search(r"^\s*btl_tcp_if_(in|ex)clude", told, re.MULTILINE)
 
 

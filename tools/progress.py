@@ -60,7 +60,7 @@ class Progress:
             self.epochs, self.steps, self.batch = (
                 option(name, args.options, text) for name in ("--epochs", "--steps", "--batch-size"))
             parts = re.search(r"[Aa]ccumulat\w*\(", text)
-            if parts or re.search(r"(full_batch|dataset_strategy|pipeline_stages) ?[=(]|\.pipeline\(", text):
+            if parts or re.search(r"(full_batch|dataset_strategy|pipeline_stages)[\"']? ?[=:(]|\.pipeline\(", text):
                 self.batch = None  # ranks may share a batch, or a step be a part of one
             if parts:
                 self.steps = None
