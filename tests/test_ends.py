@@ -1261,7 +1261,7 @@ from mindspore import ops
 rank = ms.communication.get_rank()
 ops.AllReduce()(ms.Tensor([1.0])).asnumpy()
 if rank == int(sys.argv[2]):
-    time.sleep(9)
+    time.sleep(6)
 print(f"rank {rank} has ended", flush=True)
 ranks.leave()
 """
@@ -1284,7 +1284,7 @@ def test_a_rank_may_test_alone_for_longer_than_a_collective_waits(launcher, alon
 
 @pytest.mark.parametrize("launcher", ["mpirun", "table"])
 def test_a_rank_that_ends_without_leave_while_others_wait_there_is_named(launcher, tmp_path):
-    script = TESTS_ALONE.replace("    time.sleep(9)", "    sys.exit()")
+    script = TESTS_ALONE.replace("    time.sleep(6)", "    sys.exit()")
     with start(tmp_path, script, 2, "--with", launcher, "--report", "report.json", "--", RANKS.parent, 1,
                env={"MS_CPU_COMM_OP_TIMEOUT": "5"}) as job:
         result = job.finish(60)
