@@ -315,8 +315,8 @@ def compare_data(there, here, folder):
         if None not in (there[name][1], its_checksum) and there[name][1] != its_checksum:
             return f"{folder}/{name} holds other data there than here; copy it again"
     kinds = {Path(name).suffix for name in here} - {"", ".txt", ".html", ".md", ".log"}
-    more = [name for name in there if Path(name).suffix in kinds and not re.search(r"(^|/)\.\w", name)
-            and lacks(here, name)]
+    more = [name for name in there if (name.startswith(os.pardir) or Path(name).suffix in kinds)  # test/ beside train
+            and not re.search(r"(^|/)\.\w", name) and lacks(here, name)]
     return f"{folder} has a file {more[0]} there, and none here; make both alike" if more else ""
 
 
