@@ -1298,7 +1298,9 @@ child = os.fork()  # and this process only waits for it
 if child:
     os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
 ranks.join()""") + """
-time.sleep(20 * ms.communication.get_rank())
+import socket
+time.sleep(6 * ms.communication.get_rank())
+socket.create_connection((os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"])), timeout=5)  # it is there
 print("leaves", flush=True)
 ranks.leave()
 """
@@ -1306,7 +1308,7 @@ ranks.leave()
 
 def test_a_rank_that_its_script_has_forked_before_join_is_waited_for(tmp_path):
     """Rank 0 ends the scheduler with it."""
-    with start(tmp_path, FORKS_FIRST, 2, "--with", "table", "--", RANKS.parent, env={"MS_NODE_TIMEOUT": "5"}) as job:
+    with start(tmp_path, FORKS_FIRST, 2, "--with", "table", "--", RANKS.parent) as job:
         result = jobs.succeeded(job.finish(60))
     assert result.output.count("leaves") == 2
 
