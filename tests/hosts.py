@@ -77,6 +77,18 @@ class Host:
             self.run("umount", "--lazy", path)
 
     @contextlib.contextmanager
+    def own_network(self, name, address):
+        """A network of this host alone: a card with an address, and no cable to the other host."""
+        self.run("ip", "link", "add", name, "type", "veth", "peer", "name", "inside")
+        try:
+            self.run("ip", "addr", "add", address, "dev", name)
+            for link in (name, "inside"):
+                self.run("ip", "link", "set", link, "up")
+            yield
+        finally:
+            self.run("ip", "link", "del", name)
+
+    @contextlib.contextmanager
     def link_down(self):
         """Cut this host's network."""
         self.run("ip", "link", "set", "eth0", "down")

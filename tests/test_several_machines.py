@@ -340,18 +340,10 @@ def test_a_far_rank_that_is_stopped_is_named(both, tmp_path, record_property):
 
 def test_mpi_sums_over_machines_that_all_have_one_network_of_their_own(both, mnist, tmp_path):
     """Each has a docker0 with the same address, where MPI would meet itself and wait for ever."""
-    for host in both:
-        host.run("ip", "link", "add", "docker0", "type", "veth", "peer", "name", "inside")
-        host.run("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
-        for link in ("docker0", "inside"):
-            host.run("ip", "link", "set", link, "up")
-    try:
-        with both[0].job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:1,node2:1", mnist, "--", "--epochs", 1,
-                         "--steps", 4, cwd=tmp_path, env={"ALL_REDUCE": "MPI"}) as job:
-            jobs.succeeded(job.finish(60))
-    finally:
-        for host in both:
-            host.run("ip", "link", "del", "docker0")
+    with both[0].own_network("docker0", "172.17.0.1/16"), both[1].own_network("docker0", "172.17.0.1/16"), \
+            both[0].job("bash", LESSON / "run_mpirun_1.sh", "-H", "node1:1,node2:1", mnist, "--", "--epochs", 1,
+                        "--steps", 4, cwd=tmp_path, env={"ALL_REDUCE": "MPI"}) as job:
+        jobs.succeeded(job.finish(60))
 
 
 def test_a_plan_is_computed_on_one_machine_only(both, tmp_path):
@@ -648,17 +640,9 @@ def test_files_of_data_that_only_one_machine_has(tmp_path):
 
 def test_a_network_by_which_the_first_machine_is_not_reached(both, mnist, tmp_path):
     """Both have it, with addresses of one subnet, but no cable."""
-    for number, host in enumerate(both, start=1):
-        host.run("ip", "link", "add", "eth1", "type", "veth", "peer", "name", "cut")
-        host.run("ip", "addr", "add", f"192.168.5.{number}/24", "dev", "eth1")
-        for link in ("eth1", "cut"):
-            host.run("ip", "link", "set", link, "up")
-    try:
+    with both[0].own_network("eth1", "192.168.5.1/24"), both[1].own_network("eth1", "192.168.5.2/24"):
         output = refused(both[0], "-H", "node1:1,node2:1", mnist, "--interface", "eth1", cwd=tmp_path)
-        assert "check_hosts.py: node2: node1 at 192.168.5.1 cannot be reached from there (" in output
-    finally:
-        for host in both:
-            host.run("ip", "link", "del", "eth1")
+    assert "check_hosts.py: node2: node1 at 192.168.5.1 cannot be reached from there (" in output
 
 
 def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):

@@ -259,6 +259,11 @@ def find_scheduler(ranks):
     ranks._start_scheduler = start
 
 
+def ranks_here():
+    """How many ranks this launcher has started on this machine."""
+    return int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
+
+
 def take_own_cores():
     """Share the cores of this machine among its ranks, for MindSpore's threads spin; unless BIND_RANKS is no.
 
@@ -276,7 +281,7 @@ def take_own_cores():
         for thread in os.listdir("/proc/self/task"):  # typed by hand, mpirun ties all threads of a rank to one core
             with contextlib.suppress(OSError):  # it has ended
                 os.sched_setaffinity(int(thread), os.sched_getaffinity(os.getppid()))
-    ranks = int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
+    ranks = ranks_here()
     if ranks > 1 and len(os.sched_getaffinity(0)) <= ranks:  # a core a rank: else a thread for each core of the machine
         sys.modules["mindspore"].set_context(runtime_num_threads=1)  # would spin there, beside the one that computes
     return share
@@ -388,9 +393,9 @@ def wait_while_others_work(ranks):
             DOOR[0].listen(999)
         start()
 
-    def arrivals(here):
+    def arrivals():
         DOOR[0].settimeout(10)  # they are connected since init()
-        for _ in range(here - 1):
+        for _ in range(ranks_here() - 1):
             yield DOOR[0].accept()[0]
         DOOR[0].shutdown(socket.SHUT_RDWR)
         DOOR[0].setblocking(False)  # with a time limit Python would wait for it
@@ -401,8 +406,7 @@ def wait_while_others_work(ranks):
     def meet(meet=ranks._meet):
         with contextlib.suppress(OSError):  # not connected: another machine's
             if os.getenv("MS_NODE_ID") == "0":
-                here = int(os.getenv("OMPI_COMM_WORLD_LOCAL_SIZE") or os.getenv("RANKS_LOCAL", "0 1").split()[1])
-                others = [*arrivals(here)]
+                others = [*arrivals()]
                 for other in others:
                     other.settimeout(None)
                     other.recv(1)

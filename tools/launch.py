@@ -670,7 +670,8 @@ class Job:
             with contextlib.suppress(OSError):
                 Path(self.log).with_name("stacks.json").write_text(json.dumps(seen, indent=1))
             for number, one in seen.items():
-                one and one.update(place=self.args.place(number))
+                if one:
+                    one["place"] = self.args.place(number)
             lines, works = stacks.describe(seen)
             if ended and running:
                 lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
