@@ -1267,8 +1267,7 @@ ranks.leave()
 """
 
 
-@pytest.mark.parametrize("alone", [0, 1])
-@pytest.mark.parametrize("launcher", ["mpirun", "table"])
+@pytest.mark.parametrize(("launcher", "alone"), [("mpirun", 0), ("table", 1)])
 def test_a_rank_may_test_alone_for_longer_than_a_collective_waits(launcher, alone, tmp_path):
     with start(tmp_path, TESTS_ALONE, 3, "--with", launcher, "--", RANKS.parent, alone,
                env={"MS_CPU_COMM_OP_TIMEOUT": "3"}) as job:

@@ -912,6 +912,26 @@ def started(job, program, timeout=60):
     raise AssertionError(f"no {program} runs:\n{job.output()}")
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_msrun_starts_the_ranks_without_all_of_mindspore(whole, tmp_path):
+    """But with it where its modules lack something, as those of another version may."""
+    shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
+    msrun = (tmp_path / "tools/msrun.py").read_text()
+    lacking = msrun.replace(', ("utils", {"RSCPluginHandle": NoTaskManager})', ', ("utils", {}), ("log", {})')
+    assert lacking != msrun
+    (tmp_path / "tools/msrun.py").write_text(lacking if whole else msrun)
+    (tmp_path / "rank.py").write_text("import os, time\nif os.environ['MS_ROLE'] == 'MS_WORKER':\n"
+                                      "    print('ready', flush=True)\n    while not os.path.exists('seen'):\n"
+                                      "        time.sleep(0.01)\n")
+    with jobs.Job(jobs.PYTHON, tmp_path / "tools/launch.py", "--lesson", MNIST, "-n", 2, "--with", "msrun", "rank.py",
+                  cwd=tmp_path) as job:
+        job.wait_for("(?s)ready.*ready")
+        loaded = Path(f"/proc/{started(job, 'msrun')}/maps").read_text()
+        (tmp_path / "seen").touch()
+        jobs.succeeded(job.finish(60))
+    assert ("/mindspore/" in loaded) == whole
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_mpirun_is_not_said_to_be_a_lack_of_memory(number, tmp_path):
     (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")

@@ -195,7 +195,7 @@ model = Model(net, nn.MSELoss(), nn.Momentum([*net.trainable_params(), idle], 0.
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", FORGETS),
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", IN_A_FUNCTION),
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))",
-     FORGETS.replace("gradients = grad", "ms.reset_auto_parallel_context()\n    gradients = grad")),
+     FORGETS.replace("grad = ms", "ms.reset_auto_parallel_context()\ngrad = ms")),
     pytest.param("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", BY_FUNCTIONS,
                  marks=pytest.mark.skipif(OLD in ("2.7.", "2.8."), reason="it has no such functions")),
     pytest.param("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", IN_GROUPS,

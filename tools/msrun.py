@@ -2,13 +2,17 @@
 
     python tools/msrun.py --worker_num=2 ... SCRIPT ...        what msrun would do
 
-It does the same, but imports MindSpore as the ranks do (quick_import.py), ends without MindSpore's clean-up, at Ctrl-C
-at once, and has this Python run the ranks, not the first one on the PATH that is called python.
+It does the same, but without a card imports only msrun's own modules, not all of MindSpore before the first rank starts,
+looks for the end of its ranks more often, ends without MindSpore's clean-up, at Ctrl-C at once, and has this Python run
+the ranks, not the first one on the PATH that is called python.
 """
 
+import importlib.util
 import os
 import signal
 import sys
+import time
+import types
 from pathlib import Path
 
 import quick_import
@@ -17,8 +21,47 @@ import quick_import
 if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as behind & in a script
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal = lambda *_: None
-quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
-from mindspore.parallel.cluster.run import main  # noqa: E402
+
+
+class NoTaskManager:
+    """MindX, which may tell an msrun on Ascend what to do."""
+
+    def check_enable(self):
+        return False
+
+
+def only_msrun():
+    """Have its modules find the packages around them empty, but for what they ask for where cards are."""
+    where = Path(importlib.util.find_spec("mindspore").origin).parent
+    for name, has in (("", {}), ("parallel", {}), ("runtime", {}), ("context", {}),
+                      ("communication", {"get_local_rank_size": None}), ("utils", {"RSCPluginHandle": NoTaskManager})):
+        package = sys.modules[f"mindspore.{name}".rstrip(".")] = types.ModuleType(name)
+        package.__path__ = [str(where / name)]
+        vars(package).update(has)
+        if name:
+            setattr(sys.modules["mindspore"], name, package)
+
+
+def import_msrun():
+    """Returns its main() and the module that waits for the ranks."""
+    from mindspore.parallel.cluster.process_entity import _api
+    from mindspore.parallel.cluster.run import main
+    return main, _api
+
+
+if os.path.exists("/dev/davinci_manager"):
+    quick_import.import_mindspore()
+else:
+    only_msrun()
+try:
+    main, waiting = import_msrun()
+except (ImportError, AttributeError):  # of a version that needs more of MindSpore
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mindspore"]:
+        del sys.modules[name]
+    quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
+    main, waiting = import_msrun()
+waiting.time = types.ModuleType("time")
+vars(waiting.time).update(vars(time), sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
 
 
 def use_this_python():

@@ -1,4 +1,4 @@
-"""Imports MindSpore, quicker: for in_rank.py and dry_run/."""
+"""Imports MindSpore, quicker: for in_rank.py, msrun.py and dry_run/."""
 
 import functools
 import gc
