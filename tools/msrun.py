@@ -2,9 +2,9 @@
 
     python tools/msrun.py --worker_num=2 ... SCRIPT ...        what msrun would do
 
-It does the same, but without a card imports only msrun's own modules, not all of MindSpore before the first rank starts,
-looks for the end of its ranks more often, ends without MindSpore's clean-up, at Ctrl-C at once, and has this Python run
-the ranks, not the first one on the PATH that is called python.
+It does the same, but where no Ascend card is imports only msrun's own modules, not all of MindSpore, before it starts
+the first rank, sees sooner that the ranks have ended, ends without MindSpore's clean-up, at Ctrl-C at once, and has this
+Python run the ranks, not the first one on the PATH that is called python.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ class NoTaskManager:
 
 
 def only_msrun():
-    """Have its modules find the packages around them empty, but for what they ask for where cards are."""
+    """Have its modules find the packages around them empty, but for names that they use with an Ascend card only."""
     where = Path(importlib.util.find_spec("mindspore").origin).parent
     for name, has in (("", {}), ("parallel", {}), ("runtime", {}), ("context", {}),
                       ("communication", {"get_local_rank_size": None}), ("utils", {"RSCPluginHandle": NoTaskManager})):
