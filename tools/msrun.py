@@ -3,8 +3,8 @@
     python tools/msrun.py --worker_num=2 ... SCRIPT ...        what msrun would do
 
 It does the same, but where no Ascend card is imports only msrun's own modules, not all of MindSpore, before it starts
-the first rank, sees sooner that the ranks have ended, ends without MindSpore's clean-up, at Ctrl-C at once, and has this
-Python run the ranks, not the first one on the PATH that is called python.
+the first rank, sees sooner that the ranks have ended, ends without MindSpore's clean-up, at Ctrl-C at once, and has
+this Python run the ranks, not the first one on the PATH that is called python.
 """
 
 import importlib.util
