@@ -10,6 +10,7 @@ this Python run the ranks, not the first one on the PATH that is called python.
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -60,8 +61,25 @@ except (ImportError, AttributeError):  # of a version that needs more of MindSpo
         del sys.modules[name]
     quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
     main, waiting = import_msrun()
-waiting.time = types.ModuleType("time")
-vars(waiting.time).update(vars(time), sleep=lambda seconds: time.sleep(min(seconds, 0.1)))
+
+
+class Process(subprocess.Popen):
+    def poll(self):
+        """Has it ended? Some versions ask again at once, others in a second."""
+        if super().poll() is None:
+            time.sleep(0.05)
+        return self.returncode
+
+
+def changed(module, **names):
+    """A copy of a module, in which these names are others."""
+    copy = types.ModuleType(module.__name__)
+    vars(copy).update(vars(module), **names)
+    return copy
+
+
+waiting.subprocess = changed(subprocess, Popen=Process)
+waiting.time = changed(time, sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
 
 
 def use_this_python():
