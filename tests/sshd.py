@@ -1,7 +1,8 @@
 """An ssh server for tests: runs the commands that come with the throw-away key, in a bare environment.
 
     python sshd.py FOLDER NAME
-FOLDER holds NAME_key, the key of this host, and user_key.pub, the only key that is let in.
+FOLDER holds NAME_key, the key of this host, user_key.pub, the only key that is let in, and maybe NAME_shell, a program
+that is the login shell.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ BARE = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 
 
 async def run(process):
     """Run one command; it may live on when the connection is lost, as with sshd."""
+    shell = f"{FOLDER}/{NAME}_shell"
+    shell = os.readlink(shell) if os.path.islink(shell) else BARE["SHELL"]
     child = await asyncio.create_subprocess_exec(
-        "/bin/bash", "-c", process.command or "true", env={**BARE, **process.env}, cwd=BARE["HOME"],
+        shell, "-c", process.command or "true", env={**BARE, **process.env, "SHELL": shell}, cwd=BARE["HOME"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     output = asyncio.gather(pump(child.stdout, process.stdout), pump(child.stderr, process.stderr))
     given = asyncio.create_task(pump(process.stdin, child.stdin))

@@ -442,6 +442,35 @@ def test_a_scheduler_that_is_ended_before_the_ranks_have_met_is_named(number, tm
     assert not result.left_over
 
 
+SCHEDULER_FAILS = """import os, ranks, signal, sys, time
+import mindspore as ms
+if os.environ["MS_ROLE"] == "MS_SCHED":
+    print("the reason")
+    if sys.argv[1] != "0":
+        os.kill(os.getppid() if sys.argv[2] == "agent" else os.getpid(), int(sys.argv[1]))
+        time.sleep(60)
+    sys.exit(3)
+ranks.join()
+ms.communication.init()
+"""
+
+
+@pytest.mark.parametrize(("number", "who", "code", "how"), [
+    (9, "script", 137, "was ended by signal 9"), (9, "agent", 137, "was ended by signal 9"),
+    (0, "script", 3, "failed, exit code 3")])
+def test_a_scheduler_of_msrun_that_fails_before_the_ranks_have_met_is_named(number, who, code, how, tmp_path):
+    """They would wait for it for a minute."""
+    with start(tmp_path, SCHEDULER_FAILS, 2, "--with", "msrun", "--", number, who,
+               env={"PYTHONPATH": str(RANKS.parent)}) as job:
+        began = time.monotonic()
+        result = job.finish(90)
+    assert time.monotonic() - began < jobs.soon(20)
+    assert result.code == code, result.output
+    assert re.search(rf"^ranks\.py: MindSpore's scheduler {how}, before all ranks had met; the last line of "
+                     r"log_\w+/scheduler\.log: the reason$", result.output, re.MULTILINE)
+    assert not result.left_over
+
+
 def test_a_child_that_the_script_has_killed_is_not_the_scheduler(tmp_path):
     script = ("import os, ranks, subprocess, time\nimport mindspore as ms\nchild = subprocess.Popen(['sleep', '99'])\n"
               "child.kill()\nranks.join()\ntime.sleep(3 * int(os.environ['MS_NODE_ID']))\nms.communication.init()\n"
@@ -1234,6 +1263,7 @@ from mindspore import ops
 rank = ms.communication.get_rank()
 ops.AllReduce()(ms.Tensor([1.0])).asnumpy()
 time.sleep(2 * rank)
+nobody_reads_it = ops.AllReduce()(ms.Tensor([1.0]))
 ms.communication.release()
 ranks.leave()
 """

@@ -272,6 +272,7 @@ def test_what_a_shell_does_not_allow(tmp_path):
             ("ulimit -f 0", (), "files may have 0 KB at most here (ulimit -f)"),
             ("ulimit -n 40", (), "only 40 files may be open at a time here (ulimit -Hn), and 2 ranks need about 50"),
             ("export TMPDIR=rank.py", (), "TMPDIR is rank.py, which is no folder where you may write"),
+            ("export GLOG_logtostderr=0", (), "GLOG_logtostderr=0 has MindSpore write files, and GLOG_log_dir"),
             (f"export GLOG_logtostderr=0 GLOG_log_dir='{tmp_path}/rank.py/logs'", (),
              f"GLOG_log_dir is {tmp_path}/rank.py/logs, where you may not write"),
             ("export GLOG_v=5", (), "GLOG_v is '5'; write 0"),
@@ -407,7 +408,14 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
     ("echo sh: timeout: not found >&2; exit 127",
      "the command timeout does not run there (sh: timeout: not found); install coreutils"),
     ("echo timeout: failed to run command x: No such file or directory >&2; exit 127", "PYTHON does not run there ("),
-    ("exit 3", "PYTHON does not run there (exit code 3); install the same environment at the same path"),
+    ("echo timeout: fork system call failed: Resource temporarily unavailable >&2; exit 125",
+     "it has no room for more processes (timeout: fork system call failed: Resource temporarily unavailable): end some"),
+    ("exit 3", "its shell ended (exit code 3) before it ran Python: what do its start files, such as .bashrc, do?"),
+    ('read -r line; for last; do :; done; exec sh -c "$last"',
+     "its shell takes lines that are meant for Python (IndentationError: "),
+    ('export PYTHONHOME=/nowhere; for last; do :; done; exec sh -c "$last"',
+     "PYTHONHOME is set there, with which PYTHON does not run; unset it (.bashrc)"),
+    ("echo oh >&2; exit 3", "PYTHON does not run there (oh); install the same environment at the same path"),
 ])
 def test_an_ssh_that_gives_no_answer(does, told, tmp_path, monkeypatch):
     jobs.stand_in(tmp_path / "ssh", does)

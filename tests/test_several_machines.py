@@ -781,17 +781,21 @@ Host unknown
     UserKnownHostsFile {empty}
 Host no-server
     Port 23
-Host no-key unknown no-server
+Host behind
+    ProxyJump nobody@127.0.0.1:9
+Host no-key unknown no-server behind
     HostName 10.77.0.2
-""" + (first.folder / "ssh_config").read_text().replace("IdentityFile", "Host unknown no-server\nIdentityFile").replace(
-        "IdentitiesOnly", "Host *\nIdentitiesOnly"))
-    output = refused(first, "-H", "node1:2,no-key:2,unknown:2,no-server:2,nowhere:2", mnist, cwd=tmp_path,
+""" + (first.folder / "ssh_config").read_text().replace("IdentityFile", "Host unknown no-server behind\nIdentityFile"
+                                                    ).replace("IdentitiesOnly", "Host *\nIdentitiesOnly"))
+    output = refused(first, "-H", "node1:2,no-key:2,unknown:2,no-server:2,behind:2,nowhere:2", mnist, cwd=tmp_path,
                      env={"SSH": f"ssh -F {config}"})
     for host, remedy in (("no-key", "no password-free login: run ssh-copy-id no-key"),
                          ("unknown", "its key is unknown or has changed: run ssh unknown once"),
                          ("no-server", "no ssh server listens there: start sshd"),
+                         ("behind", "no ssh server listens there: start sshd"),
                          ("nowhere", "no such name: correct it, or add it to /etc/hosts")):
         assert re.search(rf"^check_hosts.py: {host}: ssh failed \(.+\); {remedy}", output, re.MULTILINE), output
+    assert "behind: ssh failed (ssh: connect to host 127.0.0.1 port 9: Connection refused); " in output, "that one"
 
 
 def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
@@ -894,6 +898,28 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
     assert re.search(sentence, result.output), result.output
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("log_*"))
+
+
+TCSH = r"""#!/bin/bash
+# Stands in for tcsh, where there is none: what Open MPI says to it, in bash's words, and nothing for bash alone.
+if [[ $2 == *'${'* ]]; then echo "Bad : modifier in \$ '-'." >&2; exit 1; fi
+exec bash -c "$(sed -E 's/if \( [^;]*;//g; s/setenv ([^ ]*) ([^ ]*)/export \1=\2/g; s/set path = [^;]*;//' <<<"$2")"
+"""
+
+
+def test_mpirun_where_the_login_shell_of_the_other_host_is_tcsh(both, tmp_path):
+    shell = Path(shutil.which("tcsh") or write(tmp_path / "tcsh", TCSH))
+    if shell.parent == tmp_path:
+        shell.chmod(0o755)
+    of_host = both[1].folder / "node2_shell"
+    of_host.symlink_to(shell)
+    try:
+        with both[0].job("bash", jobs.REPO / "allgather_check/run.sh", 3, "--hosts", "node1:2,node2:1",
+                         cwd=tmp_path) as job:
+            jobs.succeeded(job.finish(60))
+    finally:
+        of_host.unlink()
+    nothing_left(both)
 
 
 def test_a_path_with_a_space_is_refused(both, mnist, tmp_path):

@@ -73,7 +73,7 @@ class Agent:
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.end)
         self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
-                  agent=os.getpid())
+                  agent=os.getpid(), is_scheduler=self.scheduler)
         self.write(b"")  # the log is there from the start
         ended = False
         while not ended:
@@ -105,7 +105,9 @@ class Agent:
 
     def tell(self, **what):
         """Tell the launcher something; end if it wants that, though it may not listen."""
-        data = b"" if self.scheduler else json.dumps(what).encode() + b"\n"
+        if self.scheduler:  # what it writes is in a log of its own
+            what.pop("lines", None)
+        data = json.dumps(what).encode() + b"\n" if what else b""
         try:
             while data:
                 state = sum(state for _, state in self.room.poll(1000))
@@ -211,6 +213,7 @@ class Agent:
             self.tell(leaving=True)
         elif word == b"met":
             self.met = True
+            self.tell(met=True)
         elif word.startswith(b"scheduler "):
             self.scheduler_of = int(word[10:])
         elif word:

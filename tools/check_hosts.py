@@ -51,6 +51,15 @@ SSH_FAILURES = {  # what ssh says: what to do
     "Connection refused": "no ssh server listens there: start sshd",
     "timed out|No route": "it does not answer: is it on, and does the firewall let ssh through?",
     "": "try it by hand: ssh {} true"}
+THERE_FAILURES = {  # what a command says there: what is wrong
+    "^exit code": "its shell ended ({said}) before it ran Python: what do its start files, such as .bashrc, do?",
+    "IndentationError: ": "its shell takes lines that are meant for Python ({said}): what do its start files, such as "
+                          ".bashrc, read?",
+    "PYTHONHOME = '/": f"PYTHONHOME is set there, with which {sys.executable} does not run; unset it (.bashrc)",
+    "Resource temporarily unavailable|Cannot allocate memory": "it has no room for more processes ({said}): end some, "
+                                                              "or raise its limits (ulimit -u, ulimit -v)",
+    r"\btimeout(: | --help)(?!failed to run)": "the command timeout does not run there ({said}); install coreutils",
+    "": f"{sys.executable} does not run there ({{said}}); install the same environment at the same path"}
 
 
 # -------------------------------------------------------------- what a machine says about itself
@@ -66,7 +75,8 @@ def probe(wanted):
              "start_folder": os.path.isdir(start) and os.access(
                  start, os.X_OK | os.W_OK * wanted["writable"]),
              "room": not os.path.isdir(start) or shutil.disk_usage(start).free > 0,
-             "cards": count_cards()}
+             "cards": count_cards(),
+             "shell": os.path.basename(os.getenv("SHELL", ""))}
     import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["MindSpore"] = importlib.metadata.version("mindspore")
@@ -287,14 +297,12 @@ def why_failed(host, command, done):
     """Why an ssh gave no answer, a subprocess.CompletedProcess; a sentence."""
     if done.returncode < 0:
         return f"{command[0]} was ended by {signal.strsignal(-done.returncode)}; try it by hand"
-    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    if done.returncode != 255:  # 255 is ssh's own
-        if re.search(r"\btimeout(: | --help)(?!failed to run)", said):
-            return f"the command timeout does not run there ({said}); install coreutils"
-        return (f"{sys.executable} does not run there ({said}); install the same environment at "
-                "the same path")
-    remedy = next(remedy for text, remedy in SSH_FAILURES.items() if re.search(text, done.stderr))
-    return f"ssh failed ({said}); {remedy.format(host)}"
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    by_ssh = done.returncode == 255
+    text, remedy = next(item for item in (SSH_FAILURES if by_ssh else THERE_FAILURES).items()
+                        if re.search(item[0], "\n".join(lines), re.MULTILINE))
+    said = next((line for line in lines if text and re.search(text, line)), lines[-1])
+    return f"ssh failed ({said}); {remedy.format(host)}" if by_ssh else remedy.format(said=said)
 
 
 def compare_data(there, here, folder):
@@ -394,7 +402,8 @@ def print_table(rows):
 def check_all(hosts, ranks, scripts, data, interface, target=None):
     """Check the machines [(host, slots)]; print the table; exit with 2 if anything is wrong.
 
-    Returns (address, port), where the scheduler of a job on CPU can listen, on the first machine.
+    Returns (address, port, csh): where the scheduler of a job on CPU can listen, on the first machine; is the login
+    shell of the machines that ssh reaches a csh?
     """
     port = os.getenv("MS_SCHED_PORT", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
@@ -437,7 +446,8 @@ def check_all(hosts, ranks, scripts, data, interface, target=None):
     print_table(rows)
     if faults + more:
         refuse(*faults, *more)
-    return (wanted["address"] if scheduler else answers[0]["address"]), answers[0]["port"]
+    csh = any("csh" in answer["shell"] for (host, _), answer in zip(hosts, answers) if not is_here(host))
+    return (wanted["address"] if scheduler else answers[0]["address"]), answers[0]["port"], csh
 
 
 def refuse(*sentences):

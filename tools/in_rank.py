@@ -432,9 +432,11 @@ def tell_of_leaving(ranks):
 
 def take_note_of_release():
     """Have ranks.leave() ask the other ranks nothing, once the script has released what connects them."""
+    from mindspore.common.api import _pynative_executor
     from mindspore.communication import management
 
     def release(finalize=management.finalize_hccl):
+        _pynative_executor.sync()  # else a collective whose result nobody has read yet would crash
         sys.modules["ranks"]._meet = bool  # it does nothing
         tell_agent(b"leaving")
         finalize()

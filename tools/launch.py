@@ -304,6 +304,7 @@ class Job:
         self.files.register(self.server, selectors.EVENT_READ)
         self.ended = None  # when all ranks had ended well
         self.starter = None  # how mpirun or msrun ended: as of Popen.poll()
+        self.scheduler = None  # what the agent of msrun's has told
         self.stopped, (self.wake, self.written) = False, args.signals
         SPEECH.job = self
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
@@ -442,6 +443,8 @@ class Job:
                 return 128 + signal.SIGTERM, None
             if self.outlived():
                 return 0, None
+            if self.scheduler_failed():
+                return self.scheduler["code"], None
             if self.stalled() and self.args.on_stall == "end":
                 self.reason = "ended because no rank gets on (--on-stall end)"
                 return options.STALLED, None
@@ -599,6 +602,21 @@ class Job:
         self.ended = self.ended or time.monotonic()
         return time.monotonic() > self.ended + 20
 
+    def scheduler_failed(self):
+        """msrun's, 5 s ago: no rank has failed since, and all wait for it; self.reason says so. Once the ranks have met
+        they may do without it, or MindSpore ends them.
+        """
+        code = self.scheduler and self.scheduler["code"]
+        if not code or any("met" in rank for rank in self.ranks.values()) or (
+                time.monotonic() < self.scheduler.setdefault("failed", time.monotonic()) + 5):
+            return False
+        log = f"{self.place(self.args.logs)}/scheduler.log"
+        how = f"was ended by signal {code - 128}" if code > 128 else f"failed, exit code {code}"
+        *_, last = ["none", *(line for line in text_of(log).splitlines() if line and "the scheduler was" not in line)]
+        self.reason = (f"MindSpore's scheduler {how}, before all ranks had met; the last line of "
+                       f"{from_start(self.args, log)}: {last}")
+        return True
+
     def hear(self, link, state):
         """Take in what a rank's agent says; returns whether it may say more."""
         try:
@@ -612,9 +630,12 @@ class Job:
             return False  # no agent of this job: a port scanner may have found it
         for message in filter(None, messages):
             if state["rank"] is None:
-                state["rank"] = self.ranks[message["rank"]] = {
-                    **message, "link": link, "lines": collections.deque(maxlen=30), "count": 0,
-                    "losses": [], "accuracy": ""}
+                state["rank"] = {**message, "link": link, "lines": collections.deque(maxlen=30), "count": 0,
+                                 "losses": [], "accuracy": ""}
+                if message["is_scheduler"]:
+                    self.scheduler = state["rank"]
+                else:
+                    self.ranks[message["rank"]] = state["rank"]
                 if len(self.ranks) >= (self.args.n if self.args.machines else len(self.args.local)):
                     linux.release(self.turn)
             if "lines" in message or "heard" not in state["rank"]:

@@ -60,6 +60,9 @@ def look_at_mindspores_logs():
     """Can the folder be written that MindSpore's own logs go to, if its variables want files?"""
     folder = Path(os.getenv("GLOG_log_dir", ""))  # noqa: SIM112  # its real name
     place = nearest(folder)
+    if os.getenv("GLOG_logtostderr") == "0" and not os.getenv("GLOG_log_dir"):  # noqa: SIM112
+        raise ValueError("GLOG_logtostderr=0 has MindSpore write files, and GLOG_log_dir does not say where; set it to "
+                         "a folder, or unset GLOG_logtostderr")
     if os.getenv("GLOG_logtostderr") == "0" and folder.is_absolute() and not (  # noqa: SIM112
             place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise ValueError(f"GLOG_log_dir is {folder}, where you may not write, and GLOG_logtostderr=0 has MindSpore "

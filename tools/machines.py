@@ -5,7 +5,9 @@ mpirun starts all ranks from one machine (--hosts, --hostfile); msrun is started
 """
 
 import argparse
+import contextlib
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -119,8 +121,8 @@ def prepare_mpirun(args, launch):
                                   "from another folder")
     check_script(args, launch)
     data = "".join(launch.before.values_of(args, "--data-path")[-1:]) or os.getenv("DATA_PATH")
-    address, port = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
-                                          args.interface, args.target)
+    address, port, csh = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
+                                               args.interface, args.target)
     machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
     args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
     args.local = range(machine_of.count(machine_of[0]))
@@ -131,7 +133,7 @@ def prepare_mpirun(args, launch):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     if args.interface:
         os.environ.update(NCCL_SOCKET_IFNAME=args.interface, HCCL_SOCKET_IFNAME=args.interface)
-    args.command = mpirun_options(args)
+    args.command = mpirun_options(args, csh)
     for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
         if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name):
             args.command += ["-x", name]
@@ -146,8 +148,8 @@ def own_address(other, interface):
         return probe.getsockname()[0]
 
 
-def mpirun_options(args):
-    """The options of mpirun that several machines need."""
+def mpirun_options(args, csh):
+    """The options of mpirun that several machines need; csh: is that the login shell there?"""
     # As they were read here: mpirun understands no line ends of Windows.
     options = ["-H", ",".join(f"{host}:{slots}" for host, slots in args.machines)]
     if "@" in options[1]:  # users it takes only in a file; this one ends with this process
@@ -163,6 +165,9 @@ def mpirun_options(args):
                 "plm_rsh_no_tree_spawn": 1, "orte_leave_session_attached": 1,
                 "oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2,
                 "oob_tcp_keepalive_probes": 3}
+    with contextlib.suppress(KeyError):  # a user whom this machine does not know
+        if csh != ("csh" in os.path.basename(pwd.getpwuid(os.getuid()).pw_shell)):
+            settings["plm_rsh_assume_same_shell"] = 0  # so that Open MPI asks for it
     if args.interface:
         settings.update(oob_tcp_if_include=args.interface, btl_tcp_if_include=args.interface)
     for name, value in settings.items():

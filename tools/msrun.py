@@ -7,11 +7,15 @@ the first rank, sees sooner that the ranks have ended, ends without MindSpore's 
 this Python run the ranks, not the first one on the PATH that is called python.
 """
 
-import importlib.util
 import os
+import sys
+
+# As in launch.py.
+sys.path.sort(key=lambda folder: not folder.startswith((os.path.dirname(__file__), os.path.dirname(os.__file__))))
+
+import importlib.util
 import signal
 import subprocess
-import sys
 import time
 import types
 from pathlib import Path
