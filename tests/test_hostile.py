@@ -409,7 +409,7 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
      "the command timeout does not run there (sh: timeout: not found); install coreutils"),
     ("echo timeout: failed to run command x: No such file or directory >&2; exit 127", "PYTHON does not run there ("),
     ("echo timeout: fork system call failed: Resource temporarily unavailable >&2; exit 125",
-     "it has no room for more processes (timeout: fork system call failed: Resource temporarily unavailable): end some"),
+     "it has no room for more processes (timeout: fork system call failed: Resource temporarily unavailable)"),
     ("exit 3", "its shell ended (exit code 3) before it ran Python: what do its start files, such as .bashrc, do?"),
     ('read -r line; for last; do :; done; exec sh -c "$last"',
      "its shell takes lines that are meant for Python (IndentationError: "),
@@ -420,7 +420,7 @@ def test_text_of_others_in_another_encoding(tmp_path, monkeypatch):
 def test_an_ssh_that_gives_no_answer(does, told, tmp_path, monkeypatch):
     jobs.stand_in(tmp_path / "ssh", does)
     monkeypatch.setenv("SSH", str(tmp_path / "ssh"))
-    told = told.replace("PYTHON", sys.executable).replace("SSH was", f"{tmp_path / 'ssh'} was")
+    told = re.sub(r"\bPYTHON\b", sys.executable, told).replace("SSH was", f"{tmp_path / 'ssh'} was")
     assert check_hosts.ask("far", {}).startswith(told)
 
 
