@@ -445,7 +445,8 @@ def test_a_scheduler_that_is_ended_before_the_ranks_have_met_is_named(number, tm
 SCHEDULER_FAILS = """import os, ranks, signal, sys, time
 import mindspore as ms
 if os.environ["MS_ROLE"] == "MS_SCHED":
-    print("the reason")
+    print("the reason", flush=True)
+    time.sleep(0.5)  # its agent writes that
     if sys.argv[1] != "0":
         os.kill(os.getppid() if sys.argv[2] == "agent" else os.getpid(), int(sys.argv[1]))
         time.sleep(60)
