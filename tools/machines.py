@@ -148,7 +148,7 @@ def own_address(other, interface):
         return probe.getsockname()[0]
 
 
-def mpirun_options(args, csh):
+def mpirun_options(args, csh=False):
     """The options of mpirun that several machines need; csh: is that the login shell there?"""
     # As they were read here: mpirun understands no line ends of Windows.
     options = ["-H", ",".join(f"{host}:{slots}" for host, slots in args.machines)]
