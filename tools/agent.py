@@ -211,9 +211,9 @@ class Agent:
             self.tell(weights=word[6:].decode())
         elif word == b"leaving":
             self.tell(leaving=True)
-        elif word == b"met":
-            self.met = True
-            self.tell(met=True)
+        elif word in (b"joins", b"met"):
+            self.met = self.met or word == b"met"
+            self.tell(**{word.decode(): True})
         elif word.startswith(b"scheduler "):
             self.scheduler_of = int(word[10:])
         elif word:

@@ -52,7 +52,7 @@ SSH_FAILURES = {  # what ssh says: what to do
     "timed out|No route": "it does not answer: is it on, and does the firewall let ssh through?",
     "": "try it by hand: ssh {} true"}
 THERE_FAILURES = {  # what a command says there: what is wrong
-    "^exit code": "its shell ended ({said}) before it ran Python: what do its start files, such as .bashrc, do?",
+    "^exit code (?!137)": "its shell ended ({said}) before Python ran: what do its start files, such as .bashrc, do?",
     "IndentationError: ": "its shell takes lines that are meant for Python ({said}): what do its start files, such as "
                           ".bashrc, read?",
     "PYTHONHOME = '/": f"PYTHONHOME is set there, with which {sys.executable} does not run; unset it (.bashrc)",

@@ -82,6 +82,7 @@ def prepare(launched):
         # A pool would start another one, for ever: so end the rank. Under an agent it leads a session.
         os.kill(os.getsid(0) if "RANKS_RANK" in os.environ else os.getppid(), signal.SIGTERM)
         os._exit(1)
+    tell_agent(b"joins")
     check_variables()
     after_init()
     beside("convolutions.py")["take_over"]()

@@ -603,11 +603,11 @@ class Job:
         return time.monotonic() > self.ended + 20
 
     def scheduler_failed(self):
-        """msrun's, 5 s ago: no rank has failed since, and all wait for it; self.reason says so. Once the ranks have met
-        they may do without it, or MindSpore ends them.
+        """msrun's, 5 s ago: no rank has failed since, and ranks on CPU wait for it; self.reason says so. Once they have
+        met they may do without it, or MindSpore ends them.
         """
-        code = self.scheduler and self.scheduler["code"]
-        if not code or any("met" in rank for rank in self.ranks.values()) or (
+        code, ranks = self.scheduler and self.scheduler["code"], self.ranks.values()
+        if not code or not any("joins" in rank for rank in ranks) or any("met" in rank for rank in ranks) or (
                 time.monotonic() < self.scheduler.setdefault("failed", time.monotonic()) + 5):
             return False
         log = f"{self.place(self.args.logs)}/scheduler.log"
@@ -740,7 +740,8 @@ class Job:
         link.data["over"], said = True, link.data["end"]
         with contextlib.suppress(OSError):
             said += link.fileobj.recv(1 << 24, socket.MSG_PEEK)
-        if (link.data["rank"] or self.token.encode() in said) and not said.endswith(b'{"code": 0}\n'):
+        rank = link.data["rank"] or (self.token.encode() in said and b'"is_scheduler": true' not in said)
+        if rank and rank is not self.scheduler and not said.endswith(b'{"code": 0}\n'):
             self.end_ranks()
         return None
 

@@ -2,9 +2,9 @@
 
     python tools/msrun.py --worker_num=2 ... SCRIPT ...        what msrun would do
 
-It does the same, but where no Ascend card is imports only msrun's own modules, not all of MindSpore, before it starts
-the first rank, sees sooner that the ranks have ended, ends without MindSpore's clean-up, at Ctrl-C at once, and has
-this Python run the ranks, not the first one on the PATH that is called python.
+It does the same, but where no Ascend card is, and no --bind, imports only msrun's own modules, not all of MindSpore,
+before it starts the first rank; it sees sooner that the ranks have ended, ends without MindSpore's clean-up, at Ctrl-C
+at once, and has this Python run the ranks, not the first one on the PATH that is called python.
 """
 
 import os
@@ -26,6 +26,9 @@ import quick_import
 if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as behind & in a script
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal = lambda *_: None
+
+
+WHOLE = "with all of MindSpore"
 
 
 class NoTaskManager:
@@ -54,17 +57,19 @@ def import_msrun():
     return main, _api
 
 
-if os.path.exists("/dev/davinci_manager"):
+if sys.argv[1:2] == [WHOLE]:
+    del sys.argv[1]
+    quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
+elif os.path.exists("/dev/davinci_manager") or any(word.startswith("--bind") for word in sys.argv):
     quick_import.import_mindspore()
 else:
     only_msrun()
 try:
     main, waiting = import_msrun()
-except (ImportError, AttributeError):  # of a version that needs more of MindSpore
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mindspore"]:
-        del sys.modules[name]
-    quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
-    main, waiting = import_msrun()
+except (ImportError, AttributeError):  # a version that needs more of MindSpore
+    if "mindspore.ops" in sys.modules:
+        raise
+    os.execv(sys.executable, [sys.executable, __file__, WHOLE, *sys.argv[1:]])
 
 
 class Process(subprocess.Popen):
