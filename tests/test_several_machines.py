@@ -900,9 +900,21 @@ def test_bad_input_is_one_sentence(script, arguments, sentence, mnist, tmp_path)
     assert not list(tmp_path.glob("log_*"))
 
 
+def test_a_restart_by_mpirun_waits_for_a_machine_that_is_gone(both, tmp_path):
+    with both[0].job("bash", jobs.REPO / "checkpoints/run.sh", "data_parallel", 2, "--hosts", "node1:1,node2:1",
+                     "--restarts", 1, "--", "--ckpt-dir", "ck", "--epochs", 200, cwd=tmp_path) as job:
+        job.wait_for(r"rank 1\] epoch: 2", timeout=60)
+        with both[1].link_down():
+            job.wait_for(r"run.sh: waiting up to 600 s for node2: ssh failed \(.*; it does not answer: is it on", 90)
+        result = jobs.succeeded(job.finish(120))
+    assert "the connection to node2 was lost, with rank 1" in result.output
+    assert re.search(r"^\[rank 1\] resumed after epoch ", result.output, re.MULTILINE)
+    nothing_left(both)
+
+
 TCSH = r"""#!/bin/bash
 # Stands in for tcsh, where there is none: what Open MPI says to it, in bash's words, and nothing for bash alone.
-if [[ $2 == *'${'* ]]; then echo "Bad : modifier in \$ '-'." >&2; exit 1; fi
+if [[ $2 == *'!'* || $2 == *'${'* ]]; then echo "Bad : modifier in \$ '-'." >&2; exit 1; fi
 exec bash -c "$(sed -E 's/if \( [^;]*;//g; s/setenv ([^ ]*) ([^ ]*)/export \1=\2/g; s/set path = [^;]*;//' <<<"$2")"
 """
 
@@ -914,8 +926,10 @@ def test_mpirun_where_the_login_shell_of_the_other_host_is_tcsh(both, tmp_path):
     of_host = both[1].folder / "node2_shell"
     of_host.symlink_to(shell)
     try:
+        start = tmp_path / "as!it"  # which tcsh takes for a word of before
+        start.mkdir()
         with both[0].job("bash", jobs.REPO / "allgather_check/run.sh", 3, "--hosts", "node1:2,node2:1",
-                         cwd=tmp_path) as job:
+                         cwd=start) as job:
             jobs.succeeded(job.finish(60))
     finally:
         of_host.unlink()

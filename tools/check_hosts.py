@@ -250,7 +250,7 @@ def is_here(host):
 # ----------------------------------------------------------------------------- ask and compare
 def ask(host, wanted):
     """Run probe() by ssh, or here if host is None; its answer, or a sentence why there is none."""
-    command = [sys.executable, "-", "--probe", json.dumps(wanted)]
+    command = [sys.executable, "-", "--probe", json.dumps(wanted).replace("!", r"\u0021")]  # for a csh there
     if host:
         command = ["timeout", "-s", "KILL", str(SECONDS + 8), *command]  # nobody else may end it there
         command = [*shlex.split(os.getenv("SSH") or "ssh"), "-x", "-o", "BatchMode=yes", "-o",

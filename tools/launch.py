@@ -608,6 +608,7 @@ class Job:
         """
         code, ranks = self.scheduler and self.scheduler["code"], self.ranks.values()
         if not code or not any("joins" in rank for rank in ranks) or any("met" in rank for rank in ranks) or (
+                code < 128 and "joins" in self.scheduler) or (  # it has waited for ranks, and its log says so
                 time.monotonic() < self.scheduler.setdefault("failed", time.monotonic()) + 5):
             return False
         log = f"{self.place(self.args.logs)}/scheduler.log"

@@ -11,7 +11,9 @@ import pwd
 import re
 import shutil
 import socket
+import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from servers import if_only_here
 # mpirun hands no variable to other machines by itself.
 HANDED_ON = re.compile("(PATH|LD_LIBRARY_PATH|PYTHONPATH|DATA_PATH|DEVICE_TARGET|LAUNCH_DIR|"
                        "BIND_RANKS|ALL_REDUCE|CONVOLUTIONS)$|(MS|GLOG|OMP|ONEDNN|HCCL|ASCEND|NCCL|CUDA)_")
+
+WAITS_FOR_MACHINES = 600  # seconds, before a restart by mpirun
 
 
 def add_options(parser):
@@ -84,14 +88,26 @@ def set_aside(args, logs, aside):
     Where they share it, the first that comes moves them for all.
     """
     far = sorted({host for host in args.machine_of if not check_hosts.is_here(host)} if args.machines else ())
-    wanted = {"logs": os.path.abspath(logs), "aside": os.path.abspath(aside)}
+    wanted, again = {"logs": os.path.abspath(logs), "aside": os.path.abspath(aside)}, len(args.jobs) > 1
+    waits, end = set(), time.monotonic() + WAITS_FOR_MACHINES
     with ThreadPoolExecutor(16) as pool:
-        for host, answer in zip(far, pool.map(lambda host: check_hosts.ask(host, wanted), far)):
-            wrong = answer if isinstance(answer, str) else answer["failed"]
-            if not wrong and answer["moved"]:
-                yield host
-            # At a restart a failure of mpirun is one of several.
-            refuse_if(wrong and len(args.jobs) == 1, f"{host}: {wrong}")
+        while far:
+            answers = dict(zip(far, pool.map(lambda host: check_hosts.ask(host, wanted), far)))
+            far = []
+            for host, answer in answers.items():
+                wrong = answer if isinstance(answer, str) else answer["failed"]
+                if not wrong and answer["moved"]:
+                    yield host
+                refuse_if(wrong and not again, f"{host}: {wrong}")  # at a restart a failure is one of several
+                if isinstance(answer, str) and time.monotonic() < end:  # it may be starting anew
+                    far.append(host)
+                    if host not in waits:
+                        print(f"{args.name}: waiting up to {WAITS_FOR_MACHINES} s for {host}: {answer}",
+                              file=sys.stderr, flush=True)
+                        waits.add(host)
+            args.jobs[-1].look_at_the_clock()
+            if far and args.jobs[-1].signalled(1):
+                return
 
 
 def refuse_if(wrong, sentence):
