@@ -58,13 +58,14 @@ def nearest(path):
 
 def look_at_mindspores_logs():
     """Can the folder be written that MindSpore's own logs go to, if its variables want files?"""
-    folder = Path(os.getenv("GLOG_log_dir", ""))  # noqa: SIM112  # its real name
-    place = nearest(folder)
-    if os.getenv("GLOG_logtostderr") == "0" and not os.getenv("GLOG_log_dir"):  # noqa: SIM112
+    if os.getenv("GLOG_logtostderr") != "0":  # noqa: SIM112  # their real names
+        return
+    folder = Path(os.getenv("GLOG_log_dir", ""))  # noqa: SIM112
+    if not os.getenv("GLOG_log_dir"):  # noqa: SIM112
         raise ValueError("GLOG_logtostderr=0 has MindSpore write files, and GLOG_log_dir does not say where; set it to "
                          "a folder, or unset GLOG_logtostderr")
-    if os.getenv("GLOG_logtostderr") == "0" and folder.is_absolute() and not (  # noqa: SIM112
-            place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+    place = nearest(folder)
+    if folder.is_absolute() and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         raise ValueError(f"GLOG_log_dir is {folder}, where you may not write, and GLOG_logtostderr=0 has MindSpore "
                          "write files there; unset GLOG_logtostderr, or name another folder")
 

@@ -88,25 +88,25 @@ def set_aside(args, logs, aside):
     Where they share it, the first that comes moves them for all.
     """
     far = sorted({host for host in args.machine_of if not check_hosts.is_here(host)} if args.machines else ())
-    wanted, again = {"logs": os.path.abspath(logs), "aside": os.path.abspath(aside)}, len(args.jobs) > 1
-    waits, end = set(), time.monotonic() + WAITS_FOR_MACHINES
+    wanted = {"logs": os.path.abspath(logs), "aside": os.path.abspath(aside)}
+    job, end = args.jobs[-1], None
     with ThreadPoolExecutor(16) as pool:
         while far:
             answers = dict(zip(far, pool.map(lambda host: check_hosts.ask(host, wanted), far)))
-            far = []
             for host, answer in answers.items():
                 wrong = answer if isinstance(answer, str) else answer["failed"]
                 if not wrong and answer["moved"]:
                     yield host
-                refuse_if(wrong and not again, f"{host}: {wrong}")  # at a restart a failure is one of several
-                if isinstance(answer, str) and time.monotonic() < end:  # it may be starting anew
-                    far.append(host)
-                    if host not in waits:
-                        print(f"{args.name}: waiting up to {WAITS_FOR_MACHINES} s for {host}: {answer}",
-                              file=sys.stderr, flush=True)
-                        waits.add(host)
-            args.jobs[-1].look_at_the_clock()
-            if far and args.jobs[-1].signalled(1):
+                # At a restart a failure of mpirun is one of several.
+                refuse_if(wrong and len(args.jobs) == 1, f"{host}: {wrong}")
+            far = [host for host in far if isinstance(answers[host], str)]  # at a restart: it may be starting anew
+            if not end:
+                end = time.monotonic() + WAITS_FOR_MACHINES
+                for host in far:
+                    print(f"{args.name}: waiting up to {WAITS_FOR_MACHINES} s for {host}: {answers[host]}",
+                          file=sys.stderr, flush=True)
+            job.look_at_the_clock()
+            if far and (time.monotonic() > end or job.signalled(1)):
                 return
 
 

@@ -40,34 +40,26 @@ class NoTaskManager:
 
 def only_msrun():
     """Have its modules find the packages around them empty, but for names that they use with an Ascend card only."""
-    where = Path(importlib.util.find_spec("mindspore").origin).parent
-    for name, has in (("", {}), ("parallel", {}), ("runtime", {}), ("context", {}),
-                      ("communication", {"get_local_rank_size": None}), ("utils", {"RSCPluginHandle": NoTaskManager})):
-        package = sys.modules[f"mindspore.{name}".rstrip(".")] = types.ModuleType(name)
-        package.__path__ = [str(where / name)]
-        vars(package).update(has)
-        if name:
-            setattr(sys.modules["mindspore"], name, package)
+    where = Path(importlib.util.find_spec("mindspore").origin).parents[1]
+    for name, has in (("mindspore", {}), ("mindspore.parallel", {}), ("mindspore.runtime", {}),
+                      ("mindspore.context", {}), ("mindspore.communication", {"get_local_rank_size": None}),
+                      ("mindspore.utils", {"RSCPluginHandle": NoTaskManager})):
+        package = sys.modules[name] = types.ModuleType(name)
+        vars(package).update(has, __path__=[str(where / name.replace(".", "/"))])
 
 
-def import_msrun():
-    """Returns its main() and the module that waits for the ranks."""
-    from mindspore.parallel.cluster.process_entity import _api
-    from mindspore.parallel.cluster.run import main
-    return main, _api
-
-
-if sys.argv[1:2] == [WHOLE]:
+again = sys.argv[1:2] == [WHOLE]
+if again:
     del sys.argv[1]
+if again or os.path.exists("/dev/davinci_manager") or any(word.startswith("--bind") for word in sys.argv):
     quick_import.import_mindspore(nothing_of=quick_import.ASCEND_ONLY)
-elif os.path.exists("/dev/davinci_manager") or any(word.startswith("--bind") for word in sys.argv):
-    quick_import.import_mindspore()
 else:
     only_msrun()
 try:
-    main, waiting = import_msrun()
+    from mindspore.parallel.cluster.process_entity import _api as waiting
+    from mindspore.parallel.cluster.run import main
 except (ImportError, AttributeError):  # a version that needs more of MindSpore
-    if "mindspore.ops" in sys.modules:
+    if again:
         raise
     os.execv(sys.executable, [sys.executable, __file__, WHOLE, *sys.argv[1:]])
 
