@@ -2,7 +2,7 @@
 
     python second_epoch.py DATA NAME:SHARDS:MOMENTA:CHECKPOINT:CHECKPOINT ...
 
-Each goes on from what the ranks have saved after their first epoch, puts the batches of SHARDS ranks together to 16
+Each goes on from what the ranks have saved after their first epoch, puts the batches of SHARDS ranks together to 8
 pictures a step, and has a batch norm that looks at each half of them by itself, as ranks or micro batches do. A rank
 has statistics of its own half, those of rank 1 are called <name>_1; micro batches (of the NAME pipeline) share them.
 MOMENTA is 1; other numbers, by which the momenta are multiplied, are planted bugs.
@@ -19,7 +19,7 @@ import resnet50_distributed_training as lesson
 from checkpoints import load
 from loss import SoftmaxCrossEntropyExpand
 
-BATCH, PARTS = 16, 2
+BATCH, PARTS = 8, 2
 
 
 class BatchNormOfMicroBatches(nn.BatchNorm2d):

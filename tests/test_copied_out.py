@@ -10,7 +10,7 @@ SMALL = ("--epochs", 1, "--steps", 1, "--image-size", 32, "--batch-size", 4, "--
 
 @pytest.mark.parametrize(("lesson", "neighbours", "command", "logs"), [
     ("allgather_check", [], ("run.sh", 2, "--launcher=msrun"), "log_msrun/worker_{}.log"),
-    ("own_model", [], ("run.sh", 2), "log_output/1/rank.{}/stdout"),
+    ("own_model", [], ("run.sh", 2, "--", "--epochs", 1), "log_output/1/rank.{}/stdout"),
     ("mnist_ddp", [], ("run.sh", "{mnist}", 2, "--", "--epochs", 1, "--steps", 11), "log_output/1/rank.{}/stdout"),
     ("parallel_modes", [], ("run.sh", "hybrid_parallel", 2), "log_output/1/rank.{}/stdout"),
     ("checkpoints", [], ("run.sh", "data_parallel", 2, "--", "--ckpt-dir", "ckpt"), "log_output/1/rank.{}/stdout"),

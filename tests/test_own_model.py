@@ -51,10 +51,10 @@ def test_run_sh_trains_what_one_process_trains(alone, tmp_path):
 
 
 def test_msrun_trains_what_one_process_trains(alone, tmp_path):
-    jobs.succeeded(jobs.run("msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={jobs.free_port()}",
-                            "--join=True", "--log_dir=log", LESSON / "train_distributed.py", "--epochs", 1,
-                            cwd=tmp_path))
-    check_same_training(alone, tmp_path, [tmp_path / "log" / f"worker_{rank}.log" for rank in range(2)])
+    result = jobs.succeeded(jobs.run("bash", LESSON / "run.sh", 2, "--launcher", "msrun", "--", "--epochs", 1,
+                                     cwd=tmp_path))
+    assert " other weights " not in result.output
+    check_same_training(alone, tmp_path, [tmp_path / "log_output" / f"worker_{rank}.log" for rank in range(2)])
 
 
 def test_the_device_that_is_wanted_is_the_one_that_trains(tmp_path):
@@ -188,11 +188,7 @@ model = Model(net, nn.MSELoss(), nn.Momentum([*net.trainable_params(), idle], 0.
 @pytest.mark.parametrize(("line", "other"), [
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", FINE_TUNED),
     ("model.train(args.epochs, dataset, callbacks=[LossMonitor(10), save], dataset_sink_mode=False)", OWN_LOOP),
-    ("nn.Momentum(net.trainable_params(), 0.1", "nn.Momentum(net.trainable_params(), 0.1 + rank / 1000"),
     ('ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)', "pass"),
-    ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))",
-     FINE_TUNED.partition("\n")[2]),
-    ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", FORGETS),
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))", IN_A_FUNCTION),
     ("model = Model(net, nn.MSELoss(), nn.Momentum(net.trainable_params(), 0.1, 0.9))",
      FORGETS.replace("grad = ms", "ms.reset_auto_parallel_context()\ngrad = ms")),
@@ -210,18 +206,17 @@ def test_weights_that_differ_in_the_end_are_told(line, other, tmp_path):
         "if rank == 0" not in other and "reset" not in other and other != IN_GROUPS)
     assert ("each has trained alone" in result.output) == (other == "pass")
     assert ("a step by hand lacks gradients = nn.DistributedGradReducer" in result.output) == (
-        other in (FORGETS, IN_A_FUNCTION))
+        other == IN_A_FUNCTION)
 
 
-@pytest.mark.parametrize("faster", [0, 1])  # by so much more does rank 1 change its weights
-def test_weights_are_compared_under_msrun_too(faster, tmp_path):
+def test_weights_are_compared_under_msrun_too(tmp_path):
     """Its ranks do not wait for each other at the end: the launcher compares."""
     lesson = jobs.planted("own_model", tmp_path, "train_distributed.py", (
-        "nn.Momentum(net.trainable_params(), 0.1", f"nn.Momentum(net.trainable_params(), 0.1 + {faster} * rank / 1000"))
+        "nn.Momentum(net.trainable_params(), 0.1", "nn.Momentum(net.trainable_params(), 0.1 + rank / 1000"))
     result = jobs.succeeded(jobs.run("bash", lesson / "run.sh", 2, "--launcher", "msrun", "--", "--epochs", 1,
                                      cwd=tmp_path))
-    assert result.output.count("run.sh: warning: rank 1 ended with other weights than rank 0; in data") == faster
-    assert result.output.count(" other weights ") == faster
+    assert result.output.count("run.sh: warning: rank 1 ended with other weights than rank 0; in data") == 1
+    assert result.output.count(" other weights ") == 1
 
 
 def test_weights_are_compared_by_ranks_of_a_table_too(tmp_path):

@@ -70,7 +70,7 @@ def one_rank_of_12(fruits, tmp_path_factory):
 
 
 def test_ranks_with_synchronised_batch_norm_equal_one_rank(fruits, tmp_path, one_rank_of_12):
-    ranks = 3
+    ranks = 2
     result = by_mpirun(ranks, LESSON / "gpu_distributed_train.py", "--data-path", fruits, *same_samples(ranks),
                        "--sync-bn", cwd=tmp_path)
     jobs.succeeded(result)
