@@ -58,7 +58,8 @@ QUICK = [  # left out by --fix
     (r"^((?:GLOG_v=3 msrun|mpirun) .*train_distributed\.py)$", r"\1 --epochs 1", "fewer epochs"),
     (r"(run_pipeline\.sh .*)--steps 8", r"\1--steps 2 --batch-size 8", "fewer images"),
     (r"--time-limit 12s", "--time-limit 5s", "a shorter time"),
-    (r"^(bash run\.sh \S+MNIST_Data 4 .*|mpirun -n 4 .*train_ddp\.py .*)$", r"\1 --epochs 1 --steps 2", "fewer steps"),
+    (r"^(bash run\.sh \S+MNIST_Data 4 .*)$", r"\1 --epochs 1 --steps 2", "fewer steps"),
+    (r"^mpirun -n 4 (.*train_ddp\.py .*)$", r"mpirun -n 2 \1 --epochs 1 --steps 2", "fewer ranks and steps"),
 ]
 # Output blocks without a command: what prints them, found by their first line.
 PRINTED_BY = {
