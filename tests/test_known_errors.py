@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import forks
 import jobs
 import pytest
 
@@ -194,7 +195,7 @@ def test_the_program_prints_the_first_entry_that_fits_the_end_of_a_log(tmp_path)
 
 # ---------------------------------------------------------------------------------------------------- for real
 def test_errors_of_one_process(tmp_path):
-    output = jobs.run(jobs.PYTHON, "-c", ONE_PROCESS, cwd=tmp_path, env={"GLOG_v": "3"}).output
+    output = forks.run("-c", ONE_PROCESS, cwd=tmp_path).output
     parts = dict(re.findall(r"^=== ([\w-]+)\n(.*?)(?=^===|\Z)", output, re.MULTILINE | re.DOTALL))
     assert parts.keys() == IN_ONE_PROCESS
     for name in ("old-transforms", "checkpoint-memory"):  # MindSpore 2.7 still has them, and does not look at memory
@@ -235,14 +236,13 @@ def test_errors_of_commands(name, command, tmp_path):
 
 
 def test_a_scheduler_whose_port_is_taken_and_one_whose_ranks_do_not_come(tmp_path):
-    scheduler = (jobs.PYTHON, "-c", "from mindspore.communication import init; init()")
-    environment = {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "GLOG_v": "3"}
+    scheduler = ("-c", "from mindspore.communication import init; init()")
+    environment = {"MS_ROLE": "MS_SCHED", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_TOPO_TIMEOUT": "3"}
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = {**environment, "MS_SCHED_PORT": str(server.getsockname()[1])}
-        waiting = {**environment, "MS_SCHED_PORT": str(jobs.free_port()), "MS_TOPO_TIMEOUT": "3"}
-        with jobs.Job(*scheduler, cwd=tmp_path, env=waiting) as alone:
-            check_shown_first("port-in-use", jobs.run(*scheduler, cwd=tmp_path, env=taken).output)
-            check_shown_first("ranks-missing", alone.finish().output)
+        check_shown_first("port-in-use", forks.run(*scheduler, cwd=tmp_path, env=taken).output)
+    waiting = {**environment, "MS_SCHED_PORT": str(jobs.free_port())}
+    check_shown_first("ranks-missing", forks.run(*scheduler, cwd=tmp_path, env=waiting).output)
 
 
 def test_two_jobs_with_one_port(tmp_path):

@@ -60,13 +60,28 @@ def test_mccl_goes_on_where_the_first_sum_differs(tmp_path):
     assert sums(result) == ["-1", "-1"]
 
 
-def test_mccl_goes_on_without_a_compiler_and_where_it_is_wanted(tmp_path):
-    for env in ({"OMPI_CC": "/no/compiler"}, {"ALL_REDUCE": "MCCL"}):
-        folder = tmp_path / next(iter(env))
-        folder.mkdir()
-        result = jobs.succeeded(all_reduces(copied(folder), ranks=2, env=env))
-        assert "WRONG" not in result.output
-        assert sums(result) == ["none", "none"]
+def test_mccl_goes_on_without_a_compiler(tmp_path):
+    result = jobs.succeeded(all_reduces(copied(tmp_path), ranks=2, env={"OMPI_CC": "/no/compiler"}))
+    assert "WRONG" not in result.output
+    assert sums(result) == ["none", "none"]
+
+
+SET_UP = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import mpi_allreduce
+if "on two hosts" in sys.argv:
+    os.environ.update(OMPI_COMM_WORLD_LOCAL_SIZE="1", MS_SCHED_HOST="127.0.0.1")
+mpi_allreduce.set_up()
+print("loaded", "/mpi_allreduce" in open("/proc/self/maps").read(), os.getenv("OMPI_MCA_btl_tcp_if_include"))
+"""
+
+
+@pytest.mark.parametrize("wanted", ["MCCL", "MPI"])
+def test_mccl_goes_on_where_it_is_wanted(wanted, tmp_path):
+    result = jobs.succeeded(jobs.run(*MPIRUN, 2, jobs.PYTHON, "-c", SET_UP, copied(tmp_path).parent / "tools",
+                                     cwd=tmp_path, env={"ALL_REDUCE": wanted}))
+    assert result.output.count(f"loaded {wanted == 'MPI'} None") == 2, result.output
 
 
 def test_ranks_that_build_at_once_get_one_whole_library(tmp_path):
@@ -101,16 +116,23 @@ ranks.leave()
 """
 
 
-@pytest.mark.parametrize(("chosen", "taken"), [(None, "127.0.0.1/31"), ("file", "None"), ("environment", "None")])
-def test_the_network_of_mpi_between_hosts_is_the_schedulers_unless_one_is_chosen(chosen, taken, tmp_path):
+def test_the_network_of_mpi_between_hosts_is_the_schedulers(tmp_path):
+    result = jobs.succeeded(jobs.run(*MPIRUN, 2, jobs.PYTHON, "-c", ON_TWO_HOSTS, copied(tmp_path), cwd=tmp_path, env={
+        "ALL_REDUCE": "MPI", "HOME": str(tmp_path), "MS_SCHED_PORT": str(jobs.free_port())}))
+    assert result.output.count("sum [2.] 127.0.0.1/31") == 2, result.output
+
+
+@pytest.mark.parametrize(("chosen", "taken"), [("nowhere", "127.0.0.1/31"), ("file", None), ("environment", None)])
+def test_the_network_of_mpi_between_hosts_is_the_one_that_is_chosen(chosen, taken, tmp_path):
     """Open MPI takes either networks to use or networks to leave out, not both."""
     (tmp_path / "home/.openmpi").mkdir(parents=True)
     if chosen == "file":
         (tmp_path / "home/.openmpi/mca-params.conf").write_text("btl_tcp_if_exclude = 172.17.0.0/16\n")
     env = {"OMPI_MCA_btl_tcp_if_exclude": "172.17.0.0/16"} if chosen == "environment" else {}
-    result = jobs.succeeded(jobs.run(*MPIRUN, 2, jobs.PYTHON, "-c", ON_TWO_HOSTS, copied(tmp_path), cwd=tmp_path, env={
-        "ALL_REDUCE": "MPI", "HOME": str(tmp_path / "home"), "MS_SCHED_PORT": str(jobs.free_port()), **env}))
-    assert result.output.count(f"sum [2.] {taken}") == 2, result.output
+    result = jobs.succeeded(jobs.run(*MPIRUN, 2, jobs.PYTHON, "-c", SET_UP, copied(tmp_path).parent / "tools",
+                                     "on two hosts", cwd=tmp_path,
+                                     env={"ALL_REDUCE": "MPI", "HOME": str(tmp_path / "home"), **env}))
+    assert result.output.count(f"loaded True {taken}") == 2, result.output
 
 
 def test_hosts_that_cannot_build_say_so_if_mpi_is_demanded(tmp_path):

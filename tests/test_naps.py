@@ -12,9 +12,6 @@ from pathlib import Path
 import jobs
 import pytest
 
-RUN = jobs.REPO / "allgather_check"
-
-
 NAPS = """
 import ctypes, sys, time
 
@@ -48,8 +45,15 @@ def test_a_nap_is_at_most_a_tenth_of_the_time_waited(tmp_path):
 
 @pytest.mark.parametrize(("launcher", "naps"), [("msrun", "short"), ("mpirun", "long")])
 def test_ranks_ask_often(launcher, naps, tmp_path):
-    jobs.succeeded(jobs.run("bash", RUN / "run.sh", 2, "--launcher", launcher, cwd=tmp_path,
-                            env={"GLOG_v": "1", "NAPS": naps}))
+    """Also in a folder called mindspore: the path of all libraries then has that word in it; only MindSpore's own may
+    be changed."""
+    folder = tmp_path / "mindspore" / "lib"
+    for name in ("allgather_check", "tools"):
+        shutil.copytree(jobs.REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    result = jobs.succeeded(jobs.run("bash", folder / "allgather_check/run.sh", 2, "--launcher", launcher, cwd=tmp_path,
+                                     env={"GLOG_v": "1", "NAPS": naps}))
+    assert len(list(folder.glob("tools/__pycache__/*.so"))) >= 2
+    assert result.output.count("AllReduce ok") == 2
     logs = [*tmp_path.glob("log_output/1/rank.*/stdout"), *tmp_path.glob("log_output/worker_*.log")]
     assert len(logs) == 2
     waits = []  # in seconds: between two questions, and from the first to the answer
@@ -86,13 +90,3 @@ def test_ranks_do_without_libraries_where_no_program_may_be_run(tmp_path):
     copy_and_run = ('cp -r "$1/allgather_check" "$1/tools" . && rm -rf tools/__pycache__ && '
                     "bash allgather_check/run.sh 2 && ! ls tools/__pycache__/*.so")
     jobs.succeeded(jobs.run(*mount, "sh", "bash", "-c", copy_and_run, "bash", jobs.REPO, cwd=tmp_path))
-
-
-def test_a_folder_called_mindspore(tmp_path):
-    """The path of all libraries then has that word in it; only MindSpore's own may be changed."""
-    folder = tmp_path / "mindspore" / "lib"
-    for name in ("allgather_check", "tools"):
-        shutil.copytree(jobs.REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    result = jobs.succeeded(jobs.run("bash", folder / "allgather_check" / "run.sh", 2, cwd=tmp_path))
-    assert len(list(folder.glob("tools/__pycache__/*.so"))) >= 2
-    assert result.output.count("AllReduce ok") == 2

@@ -4,6 +4,7 @@ take, and one sentence for bad input."""
 import os
 import re
 
+import forks
 import jobs
 import pytest
 
@@ -40,8 +41,7 @@ BAD_INPUT = "import ranks, argparse\ndef test_it():\n    argparse.ArgumentParser
 def test_losses_have_5_digits_and_rank_0_says_how_long_it_will_take(tmp_path):
     for rank, option, sentence in (("0", "# --image-size", [TO_GO]), ("0", "", [TO_GO.split(";")[0]]), ("1", "", [])):
         (tmp_path / "steps.py").write_text(STEPS + option)
-        result = jobs.run(jobs.PYTHON, "steps.py", jobs.REPO / "tools" / "loss_lines.py", cwd=tmp_path,
-                          env={"RANK_ID": rank})
+        result = forks.run("steps.py", jobs.REPO / "tools" / "loss_lines.py", cwd=tmp_path, env={"RANK_ID": rank})
         first, second, short, nan = (part.splitlines() for part in result.output.split("===\n")[1:])
         assert first == ["epoch: 1 step: 1, loss is 1.2346", "epoch: 1 step: 2, loss is 2.4691", *sentence,
                          "epoch: 1 step: 3, loss is 3.7037", "epoch: 1 step: 4, loss is 4.9383"]
@@ -92,8 +92,8 @@ def test_bad_input_is_one_sentence_of_the_whole_job(tmp_path):
     assert in_pytest.code == 2
     assert "Exit: no such data" in in_pytest.output
     assert "def error" not in in_pytest.output, "a traceback"
-    alone = jobs.run(jobs.PYTHON, "-c", "import time; time.sleep = print; import test_it; test_it.test_it()",
-                     cwd=lesson, env={"RANK_ID": "1", "PYTHONUNBUFFERED": "1"})  # rank 1 alone: waits, then says it
+    alone = forks.run("-c", "import time; time.sleep = lambda *what: print(*what, flush=True); import test_it; "
+                            "test_it.test_it()", cwd=lesson, env={"RANK_ID": "1"})  # rank 1 alone: waits, then says it
     assert (alone.code, alone.output) == (2, "9\nx: error: no such data\n")
 
 
