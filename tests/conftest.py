@@ -1,5 +1,6 @@
-"""Data sets that many tests read: made once by the project's own tool."""
+"""What many tests read, made once: data sets by the project's own tool, a dry run."""
 
+import json
 import os
 
 import jobs
@@ -35,6 +36,20 @@ def make_dataset(tmp_path_factory, name):
 def mnist(tmp_path_factory):
     """The folder with the four files of 4,000 + 1,000 real digits."""
     return make_dataset(tmp_path_factory, "mnist")
+
+
+@pytest.fixture(scope="session")
+def two_stages(tmp_path_factory):
+    """A dry run of a pipeline of two stages on four ranks: the report, what was printed, and the drawing."""
+    def make(folder):
+        done = jobs.succeeded(jobs.run(
+            jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 4, "--json", "report.json", "--draw",
+            "plan.svg", jobs.REPO / "tests/dry_run_scripts/pipeline.py", cwd=folder, timeout=300))
+        (folder / "printed").write_text(done.output)
+
+    folder = jobs.made_once(tmp_path_factory, "two stages", make)
+    return (json.loads((folder / "report.json").read_text()), (folder / "printed").read_text(),
+            (folder / "plan.svg").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="session")

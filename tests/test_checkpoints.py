@@ -134,7 +134,7 @@ def copy_of(one, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------- kills
-KILLS = 8
+KILLS = 5
 
 
 def start(folder, epochs, *options, restarts=0):
@@ -218,18 +218,6 @@ def tear(file, size):
     os.truncate(file, size)
 
 
-def check_passes_over(folder, sentence, unbroken, lesson=LESSON):
-    """With the files of its last epoch unusable, a job of 2 ranks must say so, resume earlier, and end as before."""
-    result = train(folder, "data_parallel", 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume", lesson=lesson)
-    for rank in range(2):
-        text = log_of(folder, rank).read_text()
-        assert resumed_after(text) == 3, f"a torn file was loaded: {text}"
-        assert sentence in text, text
-        assert len(losses_of(text)) == STEPS
-        check_goes_on(log_of(folder, rank), unbroken[rank])
-    return result
-
-
 def test_torn_files_are_passed_over(tmp_path):
     first = train(tmp_path, "data_parallel", 2, "--epochs", 4, "--ckpt-dir", "ck")
     unbroken = losses_of_ranks(first, 2)
@@ -238,22 +226,24 @@ def test_torn_files_are_passed_over(tmp_path):
     files = [checkpoint(tmp_path, rank, 4) for rank in range(2)]
     good = files[0].read_bytes()
 
-    # Cut off where an entry ends, before the last one, on one rank: MindSpore reads that without a word.
+    # Cut off where an entry ends, before the last one: MindSpore reads that without a word.
     end_of_an_entry = good.rindex(b"\x0a\x09rank_size") - 2
-    for rank in range(2):
-        tear(files[rank], end_of_an_entry)
+    for file in files:
+        tear(file, end_of_an_entry)
     assert len(jobs.parameters(files[0])) == 7
     bug = jobs.planted("checkpoints", tmp_path, "checkpoints.py", (
         'if "rank_size" in parameters:', "if parameters:"))
-    with pytest.raises(AssertionError, match="a torn file was loaded"):
-        check_passes_over(tmp_path, "damaged; passed over", unbroken, bug)
-    check_passes_over(tmp_path, "is cut off or damaged; passed over", unbroken)
-    assert largest_difference(trained, read(tmp_path / "ck")[0]) < SAME
-    # Cut off anywhere, on one rank only: the other must not go on alone.
-    tear(files[1], random.randrange(files[1].stat().st_size))
+    result = train(tmp_path, "data_parallel", 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume", lesson=bug)
+    assert result.output.count("resumed after epoch 4 from") == 2, "the bug is found"
+    # On one rank only: the other must not go on alone.
+    files[0].write_bytes(good)
     result = train(tmp_path, "data_parallel", 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume")
     assert result.output.count("resumed after epoch 3 from") == 2
     assert result.output.count("warning: ck/rank_1/net-4_4.ckpt is cut off or damaged; passed over") == 1
+    for rank in range(2):
+        assert len(losses_of(log_of(tmp_path, rank).read_text())) == STEPS
+        check_goes_on(log_of(tmp_path, rank), unbroken[rank])
+    assert largest_difference(trained, read(tmp_path / "ck")[0]) < SAME
     aside = list(files[0].parent.glob("net-4_4.ckpt.*.unused"))
     assert aside, "moved aside: it must not mix with what is saved now"
     # Gone on one rank, of all epochs but the second.
@@ -295,7 +285,8 @@ def test_names_that_are_no_checkpoints_and_drafts(one, tmp_path):
     for name in ("epoch_best.ckpt", "net-4_4 (copy).ckpt"):
         (folder / name).touch()
     shutil.copy(folder / "net-4_4.ckpt", folder / "net-4_4.ckpt.backup")
-    (folder / "net-9_4.ckpt").touch()  # empty
+    good = (folder / "net-4_4.ckpt").read_bytes()
+    (folder / "net-9_4.ckpt").write_bytes(good[:random.choice([0, random.randrange(len(good))])])  # empty, or cut off
     (folder / "net-8_4.ckpt").symlink_to("gone")
     (folder / "net.draft.ckpt").write_text("half")
     result = jobs.succeeded(alone("--ckpt-dir", "ck", "--resume", "--epochs", 5, cwd=tmp_path))
@@ -524,12 +515,13 @@ def check_resumed(resumed, one, folder):
     assert jobs.largest_difference(gathered(saved), trained) < SAME
 
 
-@pytest.mark.parametrize("mode", ["hybrid_parallel", "semi_auto_parallel"])  # data parallel: the torn files' above
-def test_whole_files_are_saved_and_resumed(mode, one, tmp_path):
-    """They gather their slices when they save, and cut them when they resume."""
-    train(tmp_path, mode, 2, "--epochs", 2, "--ckpt-dir", "ck")
-    resumed = train(tmp_path, mode, 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume")
-    assert resumed.output.count(f"weight (512, {64 if mode == 'hybrid_parallel' else 128})") == 2
+def test_whole_files_are_saved_and_resumed(one, tmp_path):
+    """Hybrid parallel gathers its slices when it saves, and cuts them when it resumes. Data parallel: the torn files'
+    above; semi-automatic parallel: below, where a rank is killed.
+    """
+    train(tmp_path, "hybrid_parallel", 2, "--epochs", 2, "--ckpt-dir", "ck")
+    resumed = train(tmp_path, "hybrid_parallel", 2, "--epochs", 4, "--ckpt-dir", "ck", "--resume")
+    assert resumed.output.count("weight (512, 64)") == 2
     check_resumed(resumed, one, tmp_path / "ck")
 
 
@@ -541,7 +533,9 @@ def kill_and_resume(folder, lesson):
     assert "restart 1 of 1" in result.output
     assert result.output.count("its Ascend plan is computed here") == 2
     assert len(re.findall(r"^\[rank \d\] resumed after epoch 2 from", result.output, re.MULTILINE)) == 2
-    return dataclasses.replace(result, output=result.output.partition("restart 1 of 1")[2])
+    resumed = result.output.partition("restart 1 of 1")[2]
+    assert resumed.count("semi_auto_parallel: weight (512, 128)") == 2, "from whole files"
+    return dataclasses.replace(result, output=resumed)
 
 
 def test_a_killed_semi_auto_job_ends_as_one_process(one, tmp_path):
@@ -580,9 +574,8 @@ def test_rank_0_loads_and_broadcast_gives_the_rest(bug, one, tmp_path):
     assert equal == [bug is None] * 2, f"expected {expected}:\n{result.output}"
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_semi_auto_parallel_cuts_what_is_loaded(ranks, one, tmp_path):
-    report = tmp_path / "report.json"
+def test_semi_auto_parallel_cuts_what_is_loaded(one, tmp_path):
+    ranks, report = 4, tmp_path / "report.json"
     jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run" / "dry_run.py", "--rank-size", ranks, "--ranks", 0,
                             "--json", report, LESSON / "train.py", "--mode", "semi_auto_parallel", "--load", one / "ck",
                             "--ckpt-dir", "semi", cwd=tmp_path, timeout=300))

@@ -11,7 +11,6 @@ import pytest
 
 DRY_RUN = jobs.REPO / "dry_run" / "dry_run.py"
 SCRIPT = jobs.REPO / "parallel_modes" / "parallel_modes.py"
-PIPELINE = jobs.REPO / "tests" / "dry_run_scripts" / "pipeline.py"
 sys.path.insert(0, str(DRY_RUN.parent))
 
 import draw  # noqa: E402
@@ -25,11 +24,10 @@ def drawn(folder, ranks, script, *options, tool=DRY_RUN):
     return json.loads((folder / "plan.json").read_text()), (folder / "plan.svg").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def staged(tmp_path_factory):
-    """Two stages on 4 ranks."""
-    folder = jobs.made_once(tmp_path_factory, "staged", lambda folder: drawn(folder, 4, PIPELINE))
-    return json.loads((folder / "plan.json").read_text()), (folder / "plan.svg").read_text(encoding="utf-8")
+@pytest.fixture
+def staged(two_stages):
+    """Two stages on 4 ranks: (the report as JSON, the drawing)."""
+    return two_stages[0], two_stages[2]
 
 
 def parts(svg):

@@ -27,19 +27,6 @@ def cut_gradient(nodes):
     node.op = "Depend"
 
 
-def cut_on_one_rank(nodes):
-    """The same on rank 1 only."""
-    if RANK == 1:
-        cut_gradient(nodes)
-
-
-def wrong_group(nodes):
-    """Rank 1 calls a collective for itself alone."""
-    if RANK == 1:
-        node = next(node for node in nodes if node.op == "AllReduce")
-        node.attributes["group_rank_ids"] = node.attributes["rank_list"] = (1,)
-
-
 def wrong_sum(nodes):
     """Rank 1 wants the largest where rank 0 wants the sum."""
     if RANK == 1:
@@ -50,14 +37,6 @@ def lost_send(nodes):
     """A Send goes out with another number than its Receive waits for."""
     if RANK == 0:
         next(node for node in nodes if node.op == "Send").attributes["sr_tag"] += 100
-
-
-def swapped_sends(nodes):
-    """Two Sends have changed places: the micro batches arrive in the wrong order."""
-    if RANK == 0:
-        first, second = [node for node in nodes if node.op == "Send"][:2]
-        first.attributes["sr_tag"], second.attributes["sr_tag"] = (second.attributes["sr_tag"],
-                                                                   first.attributes["sr_tag"])
 
 
 def no_kernel(nodes):

@@ -16,19 +16,16 @@ from mindspore.communication import get_group_size, get_rank, init
 MODES = ("stand_alone", "semi_auto_parallel", "auto_parallel", "optimizer_shard", "pipeline")
 parser = argparse.ArgumentParser()
 parser.add_argument("mode", choices=MODES)
-parser.add_argument("out", type=Path, help="folder for <rank>.npz, whole or, with --sliced, as this rank holds them")
+parser.add_argument("out", type=Path, help="folder for what this rank holds")
 parser.add_argument("--slices", type=int, nargs=2, default=(1, 2), help="of the rows and columns of the first weight")
 parser.add_argument("--search-mode", default="recursive_programming")
 parser.add_argument("--stages", type=int, default=2)
 parser.add_argument("--steps", type=int, default=4)
-parser.add_argument("--first", type=int, default=0, help="the first step, after --load")
 parser.add_argument("--optimizer", choices=("Momentum", "Adam"), default="Momentum")
 parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32",
                     help="of the second MatMul")
 parser.add_argument("--jit", action="store_true", help="the step as a function under jit instead of a Cell")
 parser.add_argument("--lazy", action="store_true", help="the network is a graph of its own")
-parser.add_argument("--sliced", action="store_true", help="save checkpoints of slices and the strategy, too")
-parser.add_argument("--load", help="start with this checkpoint, {} is the rank")
 parser.add_argument("--predict", action="store_true", help="run the network alone after training")
 
 ms.set_context(mode=ms.GRAPH_MODE)
@@ -96,7 +93,7 @@ class Step(nn.Cell):
         return ops.depend(loss, self.optimizer(self.reduce(gradients)))
 
 
-def set_mode(args, rank):
+def set_mode(args):
     """Tell MindSpore the parallel mode."""
     ms.reset_auto_parallel_context()
     mode = args.mode if args.mode == "auto_parallel" else "semi_auto_parallel"
@@ -108,11 +105,6 @@ def set_mode(args, rank):
                                      parallel_optimizer_config={"parallel_optimizer_threshold": 0})
     if args.mode == "pipeline":
         ms.set_auto_parallel_context(pipeline_stages=args.stages)
-    if args.sliced:
-        folder = args.out / f"rank_{rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        ms.set_auto_parallel_context(strategy_ckpt_config={"save_file": str(folder / "strategy.ckpt"),
-                                                           "only_trainable_params": False})
 
 
 def make_step(args):
@@ -139,10 +131,8 @@ def make_step(args):
 def train(args, rank=0, ranks=1):
     """Train in one mode, and save."""
     if args.mode != "stand_alone":
-        set_mode(args, rank)
+        set_mode(args)
     net, step = make_step(args)
-    if args.load:
-        ms.load_param_into_net(step, ms.load_checkpoint(args.load.format(rank)))
 
     @ms.jit
     def run_under_jit(x, y):
@@ -153,7 +143,7 @@ def train(args, rank=0, ranks=1):
     share = slice(None)
     if args.mode == "optimizer_shard":
         share = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
-    for number in range(args.first, args.steps):
+    for number in range(args.steps):
         loss = run(Tensor(X[number][share]), Tensor(Y[number][share]))
         line = f"rank {rank} step: {number}, loss is {float(loss.asnumpy()):.7f} in {args.out.name}\n"
         print(line, end="", flush=True)  # at once, or mpirun may put another rank's line into it
@@ -164,8 +154,6 @@ def train(args, rank=0, ranks=1):
         answer = net(Tensor(X[0][share])).asnumpy()
         np.save(args.out / f"answer_{rank}.npy", answer)
     np.savez(args.out / f"held_{rank}.npz", **{value.name: value.asnumpy() for _, value in step.parameters_and_names()})
-    if args.sliced:
-        ms.save_checkpoint(step, str(args.out / f"rank_{rank}" / "slices.ckpt"), integrated_save=False)
     if args.mode != "pipeline":
         ms.save_checkpoint(step, str(args.out / f"whole_{rank}.ckpt"), integrated_save=True)
 
