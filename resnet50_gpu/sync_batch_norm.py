@@ -5,13 +5,13 @@ are noisier, and accuracy falls. Here all ranks add up their sums before they no
 ranks compute what one rank with the whole batch would.
 """
 
-from mindspore import nn, ops
+from mindspore import float32, nn, ops
 
 
 class SyncBatchNorm(nn.Cell):
     """The nn.BatchNorm2d local, with its parameters, and statistics over all ranks.
 
-    Input and output: float32 (batch, channels, height, width); the same batch on each rank.
+    Input and output: (batch, channels, height, width), also float16; the same batch on each rank.
     """
 
     def __init__(self, local, rank_size):
@@ -23,7 +23,7 @@ class SyncBatchNorm(nn.Cell):
         self.all_reduce = ops.AllReduce()  # sum over ranks; its gradient is a sum over ranks, too
 
     def construct(self, x):
-        channels = x.shape[1]
+        channels, kind, x = x.shape[1], x.dtype, x.astype(float32)  # float16 ends at 65,504
         if self.training if self.of_batch is None else self.of_batch:
             # Values a channel, on all ranks; their sum and sum of squares, both in one message.
             count = self.rank_size * x.shape[0] * x.shape[2] * x.shape[3]
@@ -39,7 +39,7 @@ class SyncBatchNorm(nn.Cell):
             mean, variance = self.moving_mean, self.moving_variance
         scale = self.gamma * ops.rsqrt(variance + self.eps)
         shift = self.beta - mean * scale
-        return x * scale.reshape((1, channels, 1, 1)) + shift.reshape((1, channels, 1, 1))
+        return (x * scale.reshape((1, -1, 1, 1)) + shift.reshape((1, -1, 1, 1))).astype(kind)
 
 
 def synchronise_batch_norm(net, rank_size):

@@ -479,6 +479,24 @@ def test_msrun_when_a_far_rank_fails_after_the_near_ones_have_ended(both, tmp_pa
     nothing_left(both)
 
 
+def test_msrun_when_the_first_machine_ends_while_the_ranks_of_another_one_start(both, tmp_path):
+    """Its scheduler is there when the launcher looks for it, and no more when the ranks do."""
+    write(tmp_path / "rank.py", "import ranks\nimport mindspore as ms\nms.set_context(device_target='CPU')\n"
+          "ranks.join()\nms.communication.init()\n")
+    scheduler = "import socket\nserver = socket.create_server(('', 28135))\nprint('up', flush=True)\nserver.accept()\n"
+    with both[0].job(jobs.PYTHON, "-c", scheduler, cwd=tmp_path) as first:
+        first.wait_for("up")
+        with both[1].job(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "msrun", "--nodes", 2, "--node-rank", 1,
+                         "--master-addr", "10.77.0.1", "--master-port", 28135, "rank.py", cwd=tmp_path,
+                         env={"PYTHONPATH": str(LESSON)}) as second:
+            result = second.finish(40)
+    assert result.code == 1, result.output
+    assert "[rank 1] no scheduler listens on 10.77.0.1:28135 any more\n" in result.output
+    assert ("ranks.py: no answer any more from machine 0, 10.77.0.1: its ranks failed, the network did, or somebody "
+            "sent TERM here. So the ranks of machine 1, 1 to 1, were ended, exit code 1. ") in result.output
+    nothing_left(both, result)
+
+
 @pytest.mark.parametrize("fault", ["killed", "link down"])
 def test_msrun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_property):
     def start(rank):

@@ -13,6 +13,7 @@ sys.path.sort(key=lambda folder: not folder.startswith((os.path.dirname(__file__
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import re
@@ -159,6 +160,8 @@ class Agent:
                 self.out = open_log(self.log.name, self.rank)
             os.write(self.out, data)
         except OSError as error:
+            if self.out == 1 and error.errno == errno.EIO:
+                self.end()  # mpirun, which reads it, is gone: the launcher says so
             self.fail(f"OSError: the log of rank {self.rank} cannot be written: {error.strerror}", 1)
 
     def fail(self, said, code):

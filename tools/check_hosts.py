@@ -185,7 +185,7 @@ def read_hosts(listed=None, hostfile=None):
     """The machines, this one first, of HOST:SLOTS,... or a file: [(host, slots)]; ValueError."""
     if listed is not None:
         form, slots = "HOST:SLOTS, such as 192.168.0.1:8", r"(?::([1-9]\d{0,4}))?"
-        lines = [(f"-H {word}", word) for word in listed.split(",")]
+        lines = [(f"-H {word or listed}", word) for word in listed.split(",")]
     else:
         form = "HOST slots=NUMBER, such as 192.168.0.1 slots=8"
         slots = r"\s+slots\s*=\s*([1-9]\d{0,4})(?:\s+max[-_]slots\s*=\s*\d+)?"

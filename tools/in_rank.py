@@ -177,10 +177,14 @@ def check_variables():
             left_over("MS_ROLE says that msrun started this process, but MS_SCHED_HOST, MS_SCHED_PORT or MS_WORKER_NUM "
                       "is missing or no number")
         seconds = float(env.get("MS_TOPO_TIMEOUT", "60"))
-        seconds = min(seconds, 60) if host == "127.0.0.1" else seconds  # another machine may be started later
+        was_there = "SCHEDULER_WAS_THERE" in env
+        if was_there or host == "127.0.0.1":  # else another machine may be started later
+            seconds = min(seconds, 10 if was_there else 60)
         end = time.monotonic() + seconds
         while not listens(host, int(port)):
             if time.monotonic() > end:
+                if was_there:
+                    sys.exit(f"no scheduler listens on {host}:{port} any more")
                 left_over(f"no scheduler listens on {host}:{port} within {seconds:g} s; scheduler.log says why, if "
                           "msrun has written one (a script without init() starts none)")
             time.sleep(0.02)

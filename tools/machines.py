@@ -299,7 +299,7 @@ def blame_others(args, job, code):
             ((code == 143 or well) and gone,  # MindSpore ends ranks by signal 15 when others are gone
              "no answer any more from " + ", ".join(f"rank {each} on {machine_of(each)}" for each in gone)
              + ": it failed, or its network did"),
-            (code == 143 and own != 0,
+            (own != 0 and (code == 143 or f"no scheduler listens on {host}:" in said),
              f"no answer any more from {first}: its ranks failed, the network did, or somebody sent TERM here"),
             ("processes in the cluster are not successfully spawned" in said,
              f"not all machines have joined within {args.wait} s (--wait): start {args.name} on {all_of_them}, all "
