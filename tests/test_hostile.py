@@ -994,6 +994,20 @@ def test_a_crash_of_msrun_itself_is_shown(tmp_path):
     assert "was ended by signal" not in result.output
 
 
+def test_no_log_is_at_fault_where_mpirun_is_killed(tmp_path):
+    """It reads what ranks print, who print on."""
+    script = "import time\nwhile True:\n    print('at work', flush=True)\n    time.sleep(0.001)\n"
+    (tmp_path / "rank.py").write_text(script)
+    with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--show", "first", "rank.py", cwd=tmp_path) as job:
+        job.wait_for("at work")
+        os.kill(started(job, "mpirun"), signal.SIGKILL)
+        result = job.finish(60)
+    assert result.code == 137
+    assert "mpirun was ended by signal 9, not by this program; the ranks that it had started" in result.output
+    assert "cannot be written" not in result.output
+    assert not result.left_over
+
+
 @pytest.mark.parametrize(("launcher", "killed", "when"), [
     ("run.sh", "mpirun", ""), ("run.sh", "mpirun", r"\[rank 1\] epoch: 0, step: 20"), ("run.sh", "launch.py", ""),
     ("run_msrun.sh", "msrun", ""), ("run_msrun.sh", "launch.py", r"\[rank 1\] epoch: 0, step: 20")])
