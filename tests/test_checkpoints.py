@@ -286,18 +286,19 @@ def test_names_that_are_no_checkpoints_and_drafts(one, tmp_path):
         (folder / name).touch()
     shutil.copy(folder / "net-4_4.ckpt", folder / "net-4_4.ckpt.backup")
     good = (folder / "net-4_4.ckpt").read_bytes()
-    (folder / "net-9_4.ckpt").write_bytes(good[:random.choice([0, random.randrange(len(good))])])  # empty, or cut off
+    (folder / "net-9_4.ckpt").touch()  # empty
+    (folder / "net-7_4.ckpt").write_bytes(good[:random.randrange(len(good))])
     (folder / "net-8_4.ckpt").symlink_to("gone")
     (folder / "net.draft.ckpt").write_text("half")
     result = jobs.succeeded(alone("--ckpt-dir", "ck", "--resume", "--epochs", 5, cwd=tmp_path))
     for name in ("epoch_best.ckpt", "net-4_4 (copy).ckpt"):
         assert f"ck/rank_0/{name} passed over: it is not named net-<epoch>_<step>.ckpt" in result.output
-    for name in ("net-9_4.ckpt", "net-8_4.ckpt"):
+    for name in ("net-9_4.ckpt", "net-8_4.ckpt", "net-7_4.ckpt"):
         assert f"warning: ck/rank_0/{name} is cut off or damaged; passed over" in result.output
     assert resumed_after(result.output) == 4
     assert sorted(re.sub(r"[.]\d+[.]", ".<time>.", path.name) for path in folder.iterdir()) == [
         "epoch_best.ckpt", "net-3_4.ckpt", "net-4_4 (copy).ckpt", "net-4_4.ckpt", "net-4_4.ckpt.backup",
-        "net-5_4.ckpt", "net-8_4.ckpt.<time>.unused", "net-9_4.ckpt.<time>.unused"]
+        "net-5_4.ckpt", "net-7_4.ckpt.<time>.unused", "net-8_4.ckpt.<time>.unused", "net-9_4.ckpt.<time>.unused"]
 
 
 def test_no_half_file_is_found_after_a_kill_while_saving(one, tmp_path):

@@ -695,7 +695,7 @@ def test_restarts_with_every_launcher(options, tmp_path):
     assert not result.left_over
 
 
-def two_servers(folder, count=2):
+def two_servers(folder, count=2, restarts=1):
     """The launchers' options for each of two servers, or more, with two ranks each, and their variables."""
     device = '{{"device_id": "{}", "device_ip": "192.1.1.{}", "rank_id": "{}"}}'
     servers = ", ".join('{{"server_id": "10.0.0.{}", "device": [{}], "host_nic_ip": "reserve"}}'.format(
@@ -703,7 +703,7 @@ def two_servers(folder, count=2):
         for server in range(1, count + 1))
     (folder / "table.json").write_text(f'{{"version": "1.0", "server_count": "{count}", "server_list": [{servers}], '
                                        '"status": "completed"}')
-    options = ("--with", "table", "--table", folder / "table.json", "--restarts", 1)
+    options = ("--with", "table", "--table", folder / "table.json", "--restarts", restarts)
     return [(*options, "--first", first, "--", "--ckpt-dir", "ck") for first in range(0, 2 * count, 2)], {
         "MS_SCHED_PORT": str(jobs.free_port())}
 
@@ -794,11 +794,11 @@ def test_a_server_whose_launcher_was_killed_is_not_waited_for(killed, tmp_path):
 
 def test_a_server_where_a_rank_ended_too_early_names_it(tmp_path):
     """And not the other one, whose ranks MindSpore has ended therefore, with 143."""
-    servers, env = two_servers(tmp_path)
-    options, others = ((*words[:4], *words[6:9], RANKS.parent, "0") for words in servers)  # without --restarts
+    (options, others), env = two_servers(tmp_path, restarts=0)
+    script = ENDS_ALONE.replace("sys.argv[1]", repr(str(RANKS.parent))).replace("sys.argv[2]", "'0'")
     (tmp_path / "other").mkdir()
-    with start(tmp_path, ENDS_ALONE, 4, *options, env=env) as first, \
-            start(tmp_path / "other", ENDS_ALONE, 4, *others, env=env) as second:
+    with start(tmp_path, script, 4, *options, env=env) as first, \
+            start(tmp_path / "other", script, 4, *others, env=env) as second:
         one, two = first.finish(), second.finish()
     assert (one.code, one.left_over, two.left_over) == (1, [], []), one.output + two.output
     assert two.code in (1, 143)  # as the first server tells it, or as MindSpore does, which may be quicker

@@ -65,8 +65,11 @@ def test_a_command_typed_in_a_shell_of_an_earlier_job(stale, sentence, names, tm
     port = str(jobs.free_port())
     check = f"import runpy; runpy.run_path({str(jobs.REPO / 'tools/in_rank.py')!r})['check_variables']()"
     stale = {name: value.replace("PORT", port) if value == "PORT" else value for name, value in stale.items()}
-    run = jobs.run if "OMPI_COMM_WORLD_SIZE" in stale else forks.run  # MindSpore, loaded then, sets RANK_SIZE
-    result = run(*[jobs.PYTHON] * (run is jobs.run), "-c", check, cwd=tmp_path, env={**stale, "MS_TOPO_TIMEOUT": "0.1"})
+    env = {**stale, "MS_TOPO_TIMEOUT": "0.1"}
+    if "OMPI_COMM_WORLD_SIZE" in stale:  # MindSpore, loaded then, sets RANK_SIZE
+        result = jobs.run(jobs.PYTHON, "-c", check, cwd=tmp_path, env=env)
+    else:
+        result = forks.run("-c", check, cwd=tmp_path, env=env)
     assert result.code == 1
     assert sentence.replace(":PORT", f":{port}") in result.output
     assert result.output.endswith(f"an earlier job has left its variables here: unset {names}\n")

@@ -40,7 +40,10 @@ def read(*folders):
 
 
 def gathered(ranks):
-    """One set of parameters from those of all ranks: slices side by side; what several ranks hold must be equal."""
+    """One set of parameters from those of all ranks: slices side by side; what several ranks hold must be equal.
+
+    With 2 slices on 4 ranks, rank 1 holds what rank 0 holds, and rank 3 what rank 2 holds.
+    """
     whole = {}
     for name, first in ranks[0].items():
         slices = 128 // first.shape[1] if name in SLICED else 1

@@ -176,10 +176,10 @@ def check_variables():
         if not (host and port.isdecimal() and size.isdecimal()):
             left_over("MS_ROLE says that msrun started this process, but MS_SCHED_HOST, MS_SCHED_PORT or MS_WORKER_NUM "
                       "is missing or no number")
-        seconds = float(env.get("MS_TOPO_TIMEOUT", "60"))
-        was_there = "SCHEDULER_WAS_THERE" in env
-        if was_there or host == "127.0.0.1":  # else another machine may be started later
-            seconds = min(seconds, 10 if was_there else 60)
+        was_there = "RANKS_SCHEDULER" in env
+        # That of another machine may be started later, if the launcher has not seen it.
+        most = 10 if was_there else 60 if host == "127.0.0.1" else float("inf")
+        seconds = min(float(env.get("MS_TOPO_TIMEOUT", "60")), most)
         end = time.monotonic() + seconds
         while not listens(host, int(port)):
             if time.monotonic() > end:

@@ -99,7 +99,7 @@ def await_scheduler(args, address, starter, remedy):
         if time.monotonic() > deadline:
             sys.exit(f"{args.name}: no scheduler at {at} after {args.wait} s; {remedy}{if_only_here(address[0])}")
         time.sleep(0.5)
-    os.environ["SCHEDULER_WAS_THERE"] = address[0]  # in_rank.py: no rank waits for it as long
+    os.environ["RANKS_SCHEDULER"] = "was there"  # in_rank.py: ranks need not wait for it as long
 
 
 def free_port():
