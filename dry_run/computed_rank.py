@@ -37,6 +37,7 @@ from modes import (
     OPTIMIZERS,
     NewOptimizer,
     decides_while_it_runs,
+    describe,
     nothing_compiled,
     notes_of,
     optimizer_alone,
@@ -357,11 +358,14 @@ def show(error, rank, refusal=None):
     while cause is not None and not isinstance(cause, PlanError):
         cause = cause.__cause__ or cause.__context__
     if error is refusal:
-        about = graph_ir.describe(error, (str(Path(__file__).parent), "<"))
+        about = describe(error, (str(Path(__file__).parent), "<"))
         print(f"compute.py: MindSpore cannot plan this for Ascend (its own lines above, if any, say more): "
               f"{about['type']}: {about['message']}", file=sys.stderr)
         if about["file"]:
-            print(f"{about['file']}:{about['line']}: {about['code']}", file=sys.stderr, flush=True)
+            print(f"{about['file']}:{about['line']}: {about['code']}", file=sys.stderr)
+        if about["hint"]:
+            print(about["hint"], file=sys.stderr)
+        sys.stderr.flush()
     elif cause is None:
         traceback.print_exception(type(error), error, error.__traceback__)
     elif cause.by_all and rank != 0:

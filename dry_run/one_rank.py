@@ -24,7 +24,7 @@ from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
-from modes import OPTIMIZERS, notes_of, optimizer_alone, pipeline_by_hand, stage_that_is_not
+from modes import OPTIMIZERS, describe, notes_of, optimizer_alone, pipeline_by_hand, stage_that_is_not
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "network": False,
@@ -39,15 +39,15 @@ FRONT_END = {"MS_DEV_PRECOMPILE_ONLY": "1"}  # after "validate", the graph that 
 def finish():
     """Write the facts and end at once: MindSpore's own end would wait for devices."""
     if job.failed and not facts["error"]:
-        facts["error"] = graph_ir.describe(job.failed, OWN)
+        facts["error"] = describe(job.failed, OWN)
     facts["graphs"] = facts["graphs"] or facts["evaluated"]
     facts["initialised"] = bool(GlobalComm.INITED)
     facts["device"] = ms.get_context("device_target")
-    trained = [parameter for cell in gc.get_objects() if issubclass(type(cell), OPTIMIZERS)
-               for parameter in cell.parameters
-               if not parameter.param_info.is_pipeline_shared_param]  # which an earlier stage trains, and sends
-    facts["trained"] = sorted({parameter.name for parameter in trained})
-    facts["layerwise"] = sorted({parameter.name for parameter in trained if parameter.layerwise_parallel})
+    optimizers = [cell for cell in gc.get_objects() if issubclass(type(cell), OPTIMIZERS)]
+    facts["trained"] = sorted({parameter.name for cell in optimizers for parameter in cell.parameters
+                               if not parameter.param_info.is_pipeline_shared_param})  # an earlier stage's, sent here
+    facts["layerwise"] = sorted({parameter.name for cell in optimizers for parameter in cell.get_parameters()
+                                 if parameter.layerwise_parallel})  # and its momentum
     draft = job.file.with_suffix(".part")
     draft.write_text(json.dumps(facts))
     draft.rename(job.file)  # whole or not at all
@@ -236,7 +236,7 @@ def run(file, graphs, options):
         traceback.print_exc()
         judges = runs and isinstance(error, (ArithmeticError, AssertionError))  # numbers, too
         if error is job.failed or not judges:
-            facts["error"] = graph_ir.describe(error, OWN)
+            facts["error"] = describe(error, OWN)
     finally:
         os._exit = REALLY_EXIT
     finish()

@@ -52,7 +52,7 @@ def rank_facts(rank, rank_size, facts, log):
         about["parameters"].append({
             "name": name, "dtype": dtype, "shape": list(full), "slice_shape": list(shape),
             "bytes": graph_ir.size(dtype, shape), "trained": name in facts["trained"],
-            "own": any(f".{name}".endswith(f".{one}") for one in facts["layerwise"]),  # and its momentum
+            "own": name in facts["layerwise"],
             "over_ranks": sliced_over(rank, layout, shape, groups) if layout else [rank],
             "begin": slice_begin(rank, layout, shape, groups) if layout else [0] * len(shape)})
         if layout:
@@ -256,7 +256,7 @@ def failed(same):
     lines += [f"    {reason}" for reason in error["reasons"]]
     if error["file"]:
         lines.append(f"    {error['file']}:{error['line']}: {error['code']}")
-    return lines
+    return lines + [f"    {hint}" for hint in filter(None, [error.get("hint")])]
 
 
 def compiled(same, staged):

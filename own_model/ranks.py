@@ -74,8 +74,7 @@ def leave(code=0):
     """End this process with an exit code; if join() prepared it, together with all ranks."""
     global _joined
     if (error := sys.exc_info()[0]) and not code:  # try ... finally: an error ends this process
-        if _more:
-            atexit.register(leave, code)  # it was caught, if that is called
+        _ = _more and atexit.register(leave, code)  # it was caught, if that is called
     elif _joined or (code and _joined is False):  # else Python ends it: under msrun, on a card
         joined, _joined = _joined, None
         if joined and not error:  # MindSpore's clean-up crashes one time in ten, after all results
@@ -101,8 +100,7 @@ def _start_scheduler():
         finally:
             os._exit(0)
     _wait_for(lambda: _listens(*where) or os.waitpid(pid, os.WNOHANG)[0], "no scheduler listens")
-    if not _listens(*where):
-        sys.exit("the scheduler that rank 0 started has ended; it says why above")
+    _listens(*where) or sys.exit("the scheduler that rank 0 started has ended; it says why above")
 
 
 def _meet():

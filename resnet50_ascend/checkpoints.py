@@ -6,8 +6,8 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     saved = checkpoints.Checkpoints(folder, prefix, rank_size)  # this rank's own folder or prefix
     first_epoch = saved.resume(train_network, args.resume, dataset=dataset)  # 0: from the start
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
-Weights and optimizer are in the file, but the learning rate is the script's. A dataset passes
-over what was used; an order of your own goes by the number of the epoch (and saved.first_step).
+Weights and optimizer are in the file; a new learning rate is the script's. A dataset passes over
+what was used; an order of your own goes by the number of the epoch (and saved.first_step).
 After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
 
@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import runpy
+import zlib
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
 from pathlib import Path
 
@@ -74,7 +75,7 @@ class Checkpoints(Callback):
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
-        self.first_step = self.batch = 0  # so many steps of the first epoch are done; 0: not known
+        self.first_step = self.batch = self.rates = 0  # steps done of the first epoch; 0: not known
         self.dry_run = "MS_SIMULATION_LEVEL" in os.environ  # it trains nothing: no file is touched
         words = os.getenv("RANKS_SAVING")  # of a launcher, which may end this rank after a step
         self.launcher = runpy.run_path(words)["Launcher"]() if words else None
@@ -113,7 +114,7 @@ class Checkpoints(Callback):
             extra[f"rank_{ms.communication.get_rank()}_of_{stages}_stages"] = 1
         # The last entry is rank_size: a file that was cut off lacks it.
         ms.save_checkpoint(network, str(draft), crc_check=True, **options,
-                           append_dict={**extra, "rank_size": self.rank_size})
+                           append_dict={**extra, "rates": self.rates, "rank_size": self.rank_size})
         draft.replace(self.folder / f"{self.prefix}-{epoch}_{step}.ckpt")
         for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
@@ -148,6 +149,9 @@ class Checkpoints(Callback):
         if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
             self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         self.batch = 0 if dataset is None else dataset.get_batch_size()
+        own = {p.name: p for p in network.get_parameters()}
+        names = [name for name in own if re.fullmatch(r"learning_rate(_group_\d+)?", name)]
+        self.rates = zlib.crc32(b"".join(own[name].asnumpy().tobytes() for name in names))
         if not how or self.dry_run:
             return 0
         for file in self.folder.glob("*.ckpt"):
@@ -171,15 +175,14 @@ class Checkpoints(Callback):
             file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")
         if saved == (0, 0):
             return 0
-        steps, batch = (int(parameters.pop(name, 0)) for name in ("unfinished", "batch"))
+        steps, batch, rates = (int(parameters.pop(n, 0)) for n in ("unfinished", "batch", "rates"))
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
         epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
-        own = {p.name: p for p in network.get_parameters()}
         if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:  # another's is refused
             parameters.pop(f"rank_{ms.communication.get_rank()}_of_{stages}_stages", None)
             held = ops.AllReduce()(ms.Tensor([name in parameters for name in own], ms.float32))
             parameters = {n: own[n].init_data() for n in (own if held.min() else ())} | parameters
-        parameters |= {name: own[name] for name in own if "learning_rate" in name}
+        parameters |= {name: own[name] for name in names if rates != self.rates}  # of the script
         now = steps if dataset is None else dataset.get_dataset_size()
         fits = batch in (0, self.batch) and steps in (0, 1, now)  # 1: of how many is not known
         if dataset is not None:

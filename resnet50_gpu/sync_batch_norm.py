@@ -44,12 +44,14 @@ class SyncBatchNorm(nn.Cell):
 
 def synchronise_batch_norm(net, rank_size):
     """Replace each nn.BatchNorm2d of a network; after init(), before the optimizer is made."""
-    names = [(parameter, parameter.name) for parameter in net.get_parameters()]
+    names, made = [(parameter, parameter.name) for parameter in net.get_parameters()], {}
     for _, parent in list(net.cells_and_names()):
-        for index, (name, cell) in enumerate(parent.name_cells().items()):
-            if isinstance(cell, nn.BatchNorm2d) and isinstance(parent, nn.SequentialCell):
-                parent[index] = SyncBatchNorm(cell, rank_size)
-            elif isinstance(cell, nn.BatchNorm2d):
-                setattr(parent, name, SyncBatchNorm(cell, rank_size))
+        for index, (name, cell) in enumerate(list(parent._cells.items())):  # one may be held twice
+            if isinstance(cell, nn.BatchNorm2d):
+                made[cell] = made.get(cell) or SyncBatchNorm(cell, rank_size)
+                if isinstance(parent, nn.SequentialCell):
+                    parent[index] = made[cell]
+                else:
+                    setattr(parent, name, made[cell])
     for parameter, name in names:  # as before, so that checkpoints fit with and without
         parameter.name = name

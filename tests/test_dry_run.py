@@ -203,6 +203,13 @@ def test_a_strategy_that_does_not_fit(dry_run):
     assert "rank 0 FAILED" in err and "rank 5 FAILED" in err
 
 
+def test_shapes_that_are_of_slices_are_explained(tmp_path):
+    done = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 2, "--ranks", 0,
+                    jobs.REPO / "tests/compute_scripts/faults.py", "uncut", cwd=tmp_path)
+    assert done.code == 1
+    assert "'Addcmul'" in done.output and "\n    (if the step runs in one process, these are shapes" in done.output
+
+
 def test_send_without_receive(dry_run):
     code, out, _, found = dry_run(4, "0-2", "send_only.py")
     assert code == 1

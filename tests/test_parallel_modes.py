@@ -186,7 +186,8 @@ def test_semi_auto_slices_are_those_of_arithmetic(ranks, slices, tmp_path):
     if slices is None:  # what semi-auto parallel inserts is what hybrid parallel has written by hand
         everyone = tuple(range(ranks))  # the sums over columns, forth and back; the loss; the gradient of the bias
         by_hand = [("AllReduce", 4 * 64, everyone)] * 2 + [("AllReduce", 4, everyone)] * 2
-        [hybrid] = dry_run(tmp_path, ranks, "hybrid_parallel")
+        other = jobs.planted("parallel_modes", tmp_path, "networks.py", ('name="bias"', 'name="no.weight"'))
+        [hybrid] = dry_run(tmp_path, ranks, "hybrid_parallel", lesson=other)
         assert collectives_of(compiled[0]) == collectives_of(hybrid) == sorted(by_hand)
         own = {p["name"]: p["slice_shape"] for p in hybrid["parameters"] if p["own"]}
         assert own.keys() == set(SLICED), "the momentum of a slice by hand is a slice"
