@@ -391,6 +391,12 @@ def scheduler_of(rank):
                 if Path(f"/proc/{pid}/cmdline").read_bytes() == Path(f"/proc/{rank}/cmdline").read_bytes())
 
 
+def schedulers_of(job):
+    """Those of msrun."""
+    return [pid for pid in jobs.marked(job.mark) if b"MS_ROLE=MS_SCHED" in jobs.environment_of(pid)
+            and b"--agent" not in jobs.command_of(pid)]
+
+
 def test_a_scheduler_that_is_killed_is_named(tmp_path):
     """MindSpore would end one of the ranks, 20 s later; a script may have children of its own."""
     steps = "while True: ms.ops.AllReduce()(ms.Tensor([1.0]))"
@@ -414,9 +420,7 @@ def test_a_scheduler_that_is_ended_in_training_is_named(launcher, tmp_path):
     script = INTERRUPTED.replace("time.sleep(5)", "while True: time.sleep(0.1), print('at work', flush=True)")
     with start(tmp_path, script, 2, "--with", launcher, env={"PYTHONPATH": str(RANKS.parent)}) as job:
         job.wait_for(r"(?s)ready.*ready")
-        scheduler = scheduler_of(job.rank_process(0)) if launcher == "mpirun" else next(
-            pid for pid in jobs.marked(job.mark) if b"MS_ROLE=MS_SCHED" in jobs.environment_of(pid)
-            and b"--agent" not in jobs.command_of(pid))
+        scheduler = scheduler_of(job.rank_process(0)) if launcher == "mpirun" else schedulers_of(job)[0]
         os.kill(scheduler, signal.SIGTERM)
         result = job.finish(90)
     assert result.code == 143, result.output
@@ -461,7 +465,7 @@ ms.communication.init()
 
 
 @pytest.mark.parametrize(("number", "who", "code", "how"), [
-    (9, "script", 137, "was ended by signal 9"), (9, "agent", 137, "was ended by signal 9"),
+    (11, "script", 139, "was ended by signal 11"), (9, "agent", 137, "was ended by signal 9"),
     (0, "script", 3, "failed, exit code 3")])
 def test_a_scheduler_of_msrun_that_fails_before_the_ranks_have_met_is_named(number, who, code, how, tmp_path):
     """They would wait for it for a minute."""
@@ -473,6 +477,7 @@ def test_a_scheduler_of_msrun_that_fails_before_the_ranks_have_met_is_named(numb
     assert result.code == code, result.output
     assert re.search(rf"^ranks\.py: MindSpore's scheduler {how}, before all ranks had met; the last line of "
                      r"log_\w+/scheduler\.log: the reason$", result.output, re.MULTILINE)
+    assert ("hint: it crashed (signal 11): does the script call" in result.output) == (number == 11)  # it has no init()
     assert not result.left_over
 
 
@@ -1323,14 +1328,16 @@ def test_a_rank_may_test_alone_beside_a_process_that_an_earlier_job_has_left(tmp
         os.kill(left, signal.SIGKILL)  # it was there all the time
 
 
-def test_a_rank_that_ends_without_leave_while_others_wait_there_is_named(tmp_path):
-    """Without mpirun, which would end the others at once."""
-    script = TESTS_ALONE.replace("    time.sleep(6)", "    sys.exit()")
-    with start(tmp_path, script, 2, "--with", "table", "--report", "report.json", "--", RANKS.parent, 1,
+@pytest.mark.parametrize("launcher", ["mpirun", "table"])
+def test_a_rank_that_ends_without_leave_while_others_wait_there_is_named(launcher, tmp_path):
+    """mpirun ends the others at once, else they wait in vain."""
+    script = TESTS_ALONE.replace("    time.sleep(6)", "    time.sleep(1)\n    sys.exit()")
+    with start(tmp_path, script, 2, "--with", launcher, "--report", "report.json", "--", RANKS.parent, 1,
                env={"MS_CPU_COMM_OP_TIMEOUT": "5"}) as job:
         result = job.finish(60)
     assert result.code == 1, result.output
-    assert re.search(r"^ranks\.py: rank 1 ended, with exit code 0, while ", result.output, re.MULTILINE), result.output
+    assert re.search(r"^ranks\.py: rank 1 ended, with exit code 0, while rank 0 waited for it at ranks\.leave\(\)",
+                     result.output, re.MULTILINE), result.output
     assert json.loads((tmp_path / "report.json").read_text())["first_failure"]["rank"] == 1
 
 
@@ -1396,6 +1403,19 @@ def test_a_rank_that_is_stopped_is_named_not_the_one_that_missed_it(tmp_path):
         result = job.finish(100)
     assert result.code == 143, result.output
     assert f": rank 1 (PID {pid}) was stopped, by SIGSTOP or a debugger, and the others missed it" in result.output
+    assert not result.left_over
+
+
+def test_a_scheduler_of_msrun_that_is_stopped_is_named(tmp_path):
+    """MindSpore ends a rank half a minute later, and the scheduler's log says nothing."""
+    script = JOINS + "print('ready', flush=True)\ntime.sleep(600)\n"
+    with start(tmp_path, script, 2, "--with", "msrun", "--", RANKS.parent) as job:
+        job.wait_for("(?s)ready.*ready")
+        [pid] = schedulers_of(job)
+        os.kill(pid, signal.SIGSTOP)
+        result = job.finish(100)
+    assert result.code == 143, result.output
+    assert f": MindSpore's scheduler (PID {pid}) was stopped, by SIGSTOP or a debugger, and the others" in result.output
     assert not result.left_over
 
 

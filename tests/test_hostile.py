@@ -960,14 +960,15 @@ def test_a_signal_to_an_agent_is_not_said_to_be_a_lack_of_memory(number, tmp_pat
     assert not result.left_over
 
 
-def test_ctrl_c_of_msrun_alone_is_not_said_to_be_a_lack_of_memory(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_ctrl_c_of_msrun_alone_is_not_said_to_be_a_lack_of_memory(number, tmp_path):
     (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
     with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--with", "msrun", "rank.py", cwd=tmp_path) as job:
         job.wait_for("(?s)ready.*ready")
-        os.kill(started(job, "msrun"), signal.SIGINT)
+        os.kill(started(job, "msrun"), number)
         result = job.finish(60)
-    assert result.code == 130, result.output
-    assert "ranks.py: msrun was ended by signal 2, not by this program; the ranks that it had started" in result.output
+    assert result.code == 128 + number, result.output
+    assert f"ranks.py: msrun was ended by signal {number}, not by this program; the ranks that it had" in result.output
     assert not result.left_over
 
 

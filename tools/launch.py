@@ -54,7 +54,7 @@ SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_R
 GIVES_UP_SOONER = 15  # s; MindSpore does, than MS_TOPO_TIMEOUT says (measured)
 EARLY = 60  # seconds of silence after which ranks are looked at where none has come, or one has ended before the others
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
-ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
+ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
 MSRUN = str(Path(__file__).with_name("msrun.py"))
 CAUGHT = set()  # the signals that have come
 OWN_LOGS = {"mpirun.log", "msrun.log"}  # one of them is in every folder of logs
@@ -318,6 +318,7 @@ class Job:
         self.patience, self.one_ended = min(self.stall, 0.8 * give_up), None
         self.asked = None  # when the ranks were asked where they stand
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
+        self.hint = ""  # to a reason
         self.ending = False  # are the ranks to end, those included that have not come yet?
         self.turn = ""  # what take_turns() has taken
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
@@ -501,9 +502,9 @@ class Job:
         return self.name_one_of(failed, halted)
 
     def halted(self):
-        """A rank of this machine that is stopped, or None: the others miss its signs of life."""
-        return next((rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()
-                     and (linux.stat_of(rank["pid"]) or "?")[0] in "Tt"), None)
+        """A rank of this machine that is stopped, or msrun's scheduler, or None: the others miss its signs of life."""
+        return next((rank for rank in (*self.ranks.values(), self.scheduler) if rank
+                     and rank["host"] == socket.gethostname() and (linux.stat_of(rank["pid"]) or "?")[0] in "Tt"), None)
 
     def name_one_of(self, failed, halted):
         """Which of the ranks that have failed is the cause? Returns (the job's exit code, the rank); self.guess is why,
@@ -515,9 +516,13 @@ class Job:
         if (self.starter or 0) < 0:
             return 128 - self.starter, failed["rank"]
         if halted and failed["code"] == 143:
-            self.guess = (f"rank {halted['rank']} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the "
-                          "others missed it; they wait longer with MS_NODE_TIMEOUT=<seconds>")
-            return 143, halted["rank"]
+            number, who, longer = None, "MindSpore's scheduler", ""
+            if halted is not self.scheduler:
+                number, longer = halted["rank"], "; they wait longer with MS_NODE_TIMEOUT=<seconds>"
+                who = f"rank {number}"
+            self.guess = (f"{who} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the others missed it"
+                          f"{longer}")
+            return 143, number
         silent = self.timed_out() & {rank["rank"] for rank in self.ranks.values() if rank["code"] is None}
         if silent and failed["code"] == 143 and "ended" not in failed:
             first = min(silent)
@@ -526,12 +531,12 @@ class Job:
                           "MS_NODE_TIMEOUT=<seconds>")
             return 143, first
         gone = next((rank for rank in self.ranks.values() if rank["code"] == 0 and "leaving" not in rank), None)
-        if gone and "leaving" in failed and failed["code"] == 1:
+        # By mpirun, or by MindSpore.
+        improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
+        if gone and "leaving" in failed and (improperly or failed["code"] == 1):
             self.guess = (f"rank {gone['rank']} ended, with exit code 0, while rank {failed['rank']} waited for it at "
                           "ranks.leave(); end the script by ranks.leave() on all ranks")
             return 1, gone["rank"]
-        # By mpirun, or by MindSpore.
-        improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
@@ -617,6 +622,7 @@ class Job:
         *_, last = ["none", *(line for line in text_of(log).splitlines() if line and "the scheduler was" not in line)]
         self.reason = (f"MindSpore's scheduler {how}, before all ranks had met; the last line of "
                        f"{from_start(self.args, log)}: {last}")
+        self.hint = known_errors.hint(log, code) if code - 128 not in ENDED_BY else ""
         return True
 
     def hear(self, link, state):
@@ -834,7 +840,8 @@ def report(args, job, code, failed):
     failure = {**named, "exit_code": code, "why": reason}
     args.failures.append(failure)
     if reason:
-        return say(f"{args.name}: {reason}", sys.stderr)
+        say(f"{args.name}: {reason}", sys.stderr)
+        return job.hint and say(f"{args.name}: hint: {job.hint}", sys.stderr)
     who, log, text = "the job", job.log, text_of(job.log)
     lines = text.splitlines()[-30:]
     by_mpi = not job.ranks or re.search("in MPI_Init|MPI_INIT has failed|opal_init failed", text) or (
