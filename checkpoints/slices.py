@@ -54,7 +54,7 @@ class Saved:
         self.slices = COLUMNS // shape[1]
         for rank, (file, parameters) in enumerate(zip(self.files, self.ranks)):
             saved_by, own = int(parameters.pop("rank_size")), int(parameters.pop("rank", rank))
-            _ = [parameters.pop(name, None) for name in ("unfinished", "batch", "rates")]
+            _ = [parameters.pop(name, None) for name in Checkpoints.entries]
             if saved_by != len(self.files):
                 raise ValueError(f"{file} is of {saved_by} ranks, but {folder} has the folders "
                                  f"of {len(self.files)}; it takes all of one job, and no others")

@@ -56,8 +56,8 @@ OWN_INDEX = ("the index of {} counts within each rank's own slice, for the plan 
              "take it of an operator with a strategy of ones, such as ops.Argmax(1).shard(((1, 1),))")
 OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument along an axis that the indices count: "
             "give it a strategy of ones, such as ops.TensorScatterAdd().shard(((1, 1), (1, 1), (1, 1)))")
-OF_SLICES = ("(if the step runs in one process, these are shapes of slices, and MindSpore has no way to cut this "
-             "operator: take others in its place, such as ops.mul and ops.add for addcmul)")
+OF_SLICES = ("(if the step runs in one process, these may be shapes of slices: some operators, such as addcmul, "
+             "MindSpore does not cut; take others in their place, such as ops.mul and ops.add)")
 
 
 def planned_mode():
@@ -67,9 +67,9 @@ def planned_mode():
 
 
 def describe(error, own):
-    """graph_ir.describe(), and a hint where MindSpore speaks of shapes that may be those of slices."""
+    """graph_ir.describe(), and a hint where an operator of MindSpore takes shapes amiss that may be those of slices."""
     about = graph_ir.describe(error, own)
-    shapes = re.search(r"\bshapes?\b|dimension", about["message"]) and "strategy" not in about["message"]
+    shapes = re.match(r"For '\w+', (?!.*strategy).*\bshapes?\b", about["message"])
     return {**about, "hint": OF_SLICES if shapes and planned_mode() else ""}
 
 

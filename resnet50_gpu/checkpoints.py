@@ -71,6 +71,7 @@ def load(file):
 class Checkpoints(Callback):
     """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
     refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
+    entries = "unfinished", "batch size", "lr crc"  # of a file; no parameter is called so
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
@@ -108,13 +109,13 @@ class Checkpoints(Callback):
             return
         draft = self.folder / f"{self.prefix}.draft.ckpt"  # so that no half file is ever found
         draft.unlink(missing_ok=True)
-        extra = {"unfinished": steps, "batch": self.batch} if step < steps else {}
+        extra = {"unfinished": steps, "batch size": self.batch} if step < steps else {}
         if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:
             options["integrated_save"] = False  # of other stages MindSpore gathers nothing
             extra[f"rank_{ms.communication.get_rank()}_of_{stages}_stages"] = 1
         # The last entry is rank_size: a file that was cut off lacks it.
         ms.save_checkpoint(network, str(draft), crc_check=True, **options,
-                           append_dict={**extra, "rates": self.rates, "rank_size": self.rank_size})
+                           append_dict={**extra, "lr crc": self.rates, "rank_size": self.rank_size})
         draft.replace(self.folder / f"{self.prefix}-{epoch}_{step}.ckpt")
         for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
@@ -150,7 +151,7 @@ class Checkpoints(Callback):
             self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         self.batch = 0 if dataset is None else dataset.get_batch_size()
         own = {p.name: p for p in network.get_parameters()}
-        names = [name for name in own if re.fullmatch(r"learning_rate(_group_\d+)?", name)]
+        names = [name for name in own if re.fullmatch(r"(.*\.)?learning_rate(_group_\d+)?", name)]
         self.rates = zlib.crc32(b"".join(own[name].asnumpy().tobytes() for name in names))
         if not how or self.dry_run:
             return 0
@@ -175,7 +176,7 @@ class Checkpoints(Callback):
             file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")
         if saved == (0, 0):
             return 0
-        steps, batch, rates = (int(parameters.pop(n, 0)) for n in ("unfinished", "batch", "rates"))
+        steps, batch, rates = (int(parameters.pop(name, 0)) for name in self.entries)
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
         epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
         if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:  # another's is refused

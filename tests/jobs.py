@@ -211,7 +211,7 @@ def parameters(checkpoint):
         data, check_sum = data[:-17], int.from_bytes(data[-10:], "big")
         assert zlib.crc32(data) == check_sum, f"{checkpoint} is damaged"
     values = {value.tag: value.tensor for value in checkpoint_format().Checkpoint.FromString(data).value}
-    _ = [values.pop(name, None) for name in ("rates", "rank_size")]  # no parameters
+    _ = [values.pop(name, None) for name in ("lr crc", "rank_size")]  # no parameters
     assert values, f"{checkpoint} holds no parameter"
     return {name: np.frombuffer(value.tensor_content, value.tensor_type.lower()).reshape(
         [dim for dim in value.dims if value.dims != [0]]).astype(np.float64) for name, value in values.items()}

@@ -106,7 +106,7 @@ x, y = (random.uniform(-1, 1, shape).astype(np.float32) for shape in ((16, 1, 4,
 weight = Tensor(random.uniform(-0.1, 0.1, (2, 64)).astype(np.float32))
 for kind in (False, True):
     relu, norm = nn.ReLU(), nn.BatchNorm2d(4, use_batch_statistics=kind)
-    net = nn.SequentialCell(nn.Conv2d(1, 4, 3, weight_init="ones"), relu, norm, relu, norm,
+    net = nn.SequentialCell(relu, nn.Conv2d(1, 4, 3, weight_init="ones"), relu, norm, relu, norm,
                             nn.Flatten(), nn.Dense(64, 2, weight, "zeros"))
     if size > 1:
         synchronise_batch_norm(net, size)
@@ -117,8 +117,8 @@ for kind in (False, True):
     net.set_train(False)
     test = net(Tensor(x)).asnumpy()  # all ranks have the same here
     if rank == 0:
-        print(kind, *(float(f"{abs(value).sum():.4g}") for value in (net[6].weight.asnumpy(),
-              net[2].moving_mean.asnumpy(), net[4].moving_variance.asnumpy(), test)))
+        print(kind, *(float(f"{abs(value).sum():.4g}") for value in (net[7].weight.asnumpy(),
+              net[3].moving_mean.asnumpy(), net[5].moving_variance.asnumpy(), test)))
 many = (3 + random.uniform(-1, 1, (4, 1, 256, 256))).astype(np.float16)
 net = nn.SequentialCell(nn.BatchNorm2d(1))
 if size > 1:

@@ -212,8 +212,8 @@ class Agent:
         if word.startswith(b"ended "):
             self.script_ended = True
             self.tell(weights=word[6:].decode())
-        elif word == b"leaving":
-            self.tell(leaving=True)
+        elif word in (b"leaving", b"released"):  # False: it waits for nobody
+            self.tell(leaving=word == b"leaving")
         elif word in (b"joins", b"met"):
             self.met = self.met or word == b"met"
             self.tell(**{word.decode(): True})

@@ -443,7 +443,7 @@ def take_note_of_release():
     def release(finalize=management.finalize_hccl):
         _pynative_executor.sync()  # else a collective whose result nobody has read yet would crash
         sys.modules["ranks"]._meet = bool  # it does nothing
-        tell_agent(b"leaving")
+        tell_agent(b"released")
         finalize()
 
     management.finalize_hccl = release

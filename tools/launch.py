@@ -533,7 +533,7 @@ class Job:
         gone = next((rank for rank in self.ranks.values() if rank["code"] == 0 and "leaving" not in rank), None)
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
-        if gone and "leaving" in failed and (improperly or failed["code"] == 1):
+        if gone and failed.get("leaving") and (improperly or failed["code"] == 1):
             self.guess = (f"rank {gone['rank']} ended, with exit code 0, while rank {failed['rank']} waited for it at "
                           "ranks.leave(); end the script by ranks.leave() on all ranks")
             return 1, gone["rank"]
