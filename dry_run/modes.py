@@ -58,6 +58,8 @@ OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument
             "give it a strategy of ones, such as ops.TensorScatterAdd().shard(((1, 1), (1, 1), (1, 1)))")
 OF_SLICES = ("(if the step runs in one process, these may be shapes of slices: some operators, such as addcmul, "
              "MindSpore does not cut; take others in their place, such as ops.mul and ops.add)")
+OF_STAGES = ("(a weight that several stages of a pipeline use cannot be cut by enable_parallel_optimizer: set its "
+             "parallel_optimizer = False)")
 
 
 def planned_mode():
@@ -69,8 +71,11 @@ def planned_mode():
 def describe(error, own):
     """graph_ir.describe(), and a hint where an operator of MindSpore takes shapes amiss that may be those of slices."""
     about = graph_ir.describe(error, own)
-    shapes = re.match(r"For '\w+', (?!.*strategy).*\bshapes?\b", about["message"])
-    return {**about, "hint": OF_SLICES if shapes and planned_mode() else ""}
+    operator = re.match(r"For '(\w+)', (?!.*strategy).*\bshapes?\b", about["message"]) if planned_mode() else None
+    if operator and operator[1] == "AddN" and ms.get_auto_parallel_context("enable_parallel_optimizer") and (
+            ms.get_auto_parallel_context("pipeline_stages") > 1):  # which adds up the stages' gradients
+        return {**about, "hint": OF_STAGES}
+    return {**about, "hint": OF_SLICES if operator else ""}
 
 
 def slices_of_arguments():

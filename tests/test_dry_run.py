@@ -203,11 +203,15 @@ def test_a_strategy_that_does_not_fit(dry_run):
     assert "rank 0 FAILED" in err and "rank 5 FAILED" in err
 
 
-def test_shapes_that_are_of_slices_are_explained(tmp_path):
-    done = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 2, "--ranks", 0,
-                    jobs.REPO / "tests/compute_scripts/faults.py", "uncut", cwd=tmp_path)
+@pytest.mark.parametrize(("ranks", "arguments", "operator", "told"), [
+    (2, ["faults.py", "uncut"], "Addcmul", "if the step runs in one process, these may be shapes of slices"),
+    (4, ["tied.py", "pipeline", ".", "sharded"], "AddN", "a weight that several stages of a pipeline use cannot be"),
+])
+def test_shapes_that_the_plan_has_made_are_explained(ranks, arguments, operator, told, tmp_path):
+    done = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", ranks, "--ranks", 0,
+                    jobs.REPO / "tests/compute_scripts" / arguments[0], *arguments[1:], cwd=tmp_path)
     assert done.code == 1
-    assert "'Addcmul'" in done.output and "\n    (if the step runs in one process, these may be shapes" in done.output
+    assert f"'{operator}'" in done.output and f"\n    ({told}" in done.output
 
 
 def test_send_without_receive(dry_run):

@@ -3,6 +3,7 @@
     python tied.py alone OUT
     python dry_run/compute.py -n 4 tied.py pipeline OUT
     ... OUT clip           gradients are clipped by the norm of all
+    ... OUT sharded        the optimizer's work is cut, which cannot be
 """
 import sys
 
@@ -17,6 +18,8 @@ if pipeline:
     init()
     rank = get_rank()
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", pipeline_stages=2, dataset_strategy="full_batch")
+    ms.set_auto_parallel_context(enable_parallel_optimizer="sharded" in sys.argv,
+                                 parallel_optimizer_config={"parallel_optimizer_threshold": 0})
 random = np.random.default_rng(1)
 TABLE, MIDDLE = (0.3 * random.standard_normal(shape).astype(np.float32) for shape in ((16, 8), (8, 8)))
 X, Y = (random.standard_normal((4, 16, 16)).astype(np.float32) for _ in "xy")
