@@ -256,7 +256,9 @@ def failed(same):
     lines += [f"    {reason}" for reason in error["reasons"]]
     if error["file"]:
         lines.append(f"    {error['file']}:{error['line']}: {error['code']}")
-    return lines + [f"    {hint}" for hint in filter(None, [error.get("hint")])]
+    if error.get("hint"):
+        lines.append(f"    {error['hint']}")
+    return lines
 
 
 def compiled(same, staged):

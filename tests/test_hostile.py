@@ -968,7 +968,8 @@ def test_ctrl_c_of_msrun_alone_is_not_said_to_be_a_lack_of_memory(number, tmp_pa
         os.kill(started(job, "msrun"), number)
         result = job.finish(60)
     assert result.code == 128 + number, result.output
-    assert f"ranks.py: msrun was ended by signal {number}, not by this program; the ranks that it had" in result.output
+    assert (f"ranks.py: msrun was ended by signal {number}, not by this program; the ranks that it had started"
+            in result.output)
     assert not result.left_over
 
 

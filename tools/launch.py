@@ -516,8 +516,9 @@ class Job:
         if (self.starter or 0) < 0:
             return 128 - self.starter, failed["rank"]
         if halted and failed["code"] == 143:
-            number, who, longer = None, "MindSpore's scheduler", ""
-            if halted is not self.scheduler:
+            if halted is self.scheduler:
+                number, who, longer = None, "MindSpore's scheduler", ""
+            else:
                 number, longer = halted["rank"], "; they wait longer with MS_NODE_TIMEOUT=<seconds>"
                 who = f"rank {number}"
             self.guess = (f"{who} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the others missed it"
@@ -530,9 +531,9 @@ class Job:
                           "it: was it stopped (SIGSTOP), or its machine? They wait longer with "
                           "MS_NODE_TIMEOUT=<seconds>")
             return 143, first
-        gone = next((rank for rank in self.ranks.values() if rank["code"] == 0 and "leaving" not in rank), None)
         # By mpirun, or by MindSpore.
         improperly = "exiting improperly" in text_of(self.log) if "ended" in failed else failed["code"] == 143
+        gone = next((rank for rank in self.ranks.values() if rank["code"] == 0 and "leaving" not in rank), None)
         if gone and failed.get("leaving") and (improperly or failed["code"] == 1):
             self.guess = (f"rank {gone['rank']} ended, with exit code 0, while rank {failed['rank']} waited for it at "
                           "ranks.leave(); end the script by ranks.leave() on all ranks")
@@ -841,7 +842,9 @@ def report(args, job, code, failed):
     args.failures.append(failure)
     if reason:
         say(f"{args.name}: {reason}", sys.stderr)
-        return job.hint and say(f"{args.name}: hint: {job.hint}", sys.stderr)
+        if job.hint:
+            say(f"{args.name}: hint: {job.hint}", sys.stderr)
+        return None
     who, log, text = "the job", job.log, text_of(job.log)
     lines = text.splitlines()[-30:]
     by_mpi = not job.ranks or re.search("in MPI_Init|MPI_INIT has failed|opal_init failed", text) or (
