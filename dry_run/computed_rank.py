@@ -287,7 +287,7 @@ def join_cluster(computer):
 
     def join_and_init(backend_name=None):
         if "OMPI_COMM_WORLD_RANK" in os.environ and "MS_ROLE" not in os.environ:
-            of_tools("naps.py", "find_others_soon")()
+            of_tools("find_others.py", "take_over")()
             set_cluster()
             computer.joined = True
         return init() if backend_name in ("hccl", "nccl", None) else init(backend_name)

@@ -6,8 +6,8 @@ import os
 import jobs
 import pytest
 
-WAITING = ("compute", "copied_out", "ends", "hostile", "known_errors", "launch_options", "mpi_allreduce", "naps",
-           "printed", "stalls")  # files whose tests wait half of the time
+WAITING = ("compute", "copied_out", "ends", "find_others", "hostile", "known_errors", "launch_options",
+           "mpi_allreduce", "printed", "stalls")  # files whose tests wait half of the time
 
 
 def pytest_collection_modifyitems(items):

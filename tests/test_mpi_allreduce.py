@@ -19,7 +19,7 @@ def copied(folder, *change):
         (folder / name).mkdir()
     shutil.copy(jobs.REPO / "mnist_ddp/ranks.py", folder / "lesson")
     for name in ("in_rank.py", "ending.py", "loss_lines.py", "binding.py", "convolutions.py", "native.py",
-                 "linker_table.h", "naps.py", "naps.c", "reducers.py", "alike.py", TOOL.name):
+                 "linker_table.h", "find_others.py", "find_others.c", "reducers.py", "alike.py", TOOL.name):
         shutil.copy(jobs.REPO / "tools" / name, folder / "tools")
     text = TOOL.with_suffix(".c").read_text()
     if change:
@@ -58,6 +58,8 @@ def test_mccl_goes_on_where_the_first_sum_differs(tmp_path):
     result = jobs.succeeded(all_reduces(copied(tmp_path, "MPI_FLOAT, MPI_SUM", "MPI_FLOAT, MPI_MAX"), ranks=2))
     assert "WRONG" not in result.output
     assert sums(result) == ["-1", "-1"]
+    for rank in range(2):
+        assert f"the first sum of rank {rank} by MindSpore and that by MPI differ: one" in result.output
 
 
 def test_mccl_goes_on_without_a_compiler(tmp_path):

@@ -87,7 +87,7 @@ def prepare(launched):
     after_init()
     beside("convolutions.py")["take_over"]()
     if launched:
-        beside("naps.py")["find_others_soon"]()
+        beside("find_others.py")["take_over"]()
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()

@@ -1,4 +1,4 @@
-"""MindSpore's naps while ranks look for each other: cut short at the start, in every process of a job.
+"""How the ranks of a job find each other: naps cut short at the start, and an address that no other job has.
 
 And the libraries that do such things: made anew where they are broken, done without where they cannot be loaded.
 """
@@ -24,7 +24,7 @@ def nap(*asked):
     return time.monotonic() - begin
 
 library = ctypes.CDLL(sys.argv[1])
-assert library.shorten_naps() == 0, "there is no MindSpore here"
+assert library.take_over(True) == 0, "there is no MindSpore here"
 assert 0.02 <= nap(100, 5) < 50
 assert 0.02 <= nap(0, 500_000_000)
 assert 0.005 <= nap(0, 5_000_000), "a short one is not made shorter"
@@ -39,13 +39,13 @@ assert 1.2 <= time.monotonic() - begin < 50, "each is twice as long as the one b
 
 
 def test_a_nap_is_at_most_a_tenth_of_the_time_waited(tmp_path):
-    library = runpy.run_path(str(jobs.REPO / "tools/native.py"))["build"]("naps.c")
+    library = runpy.run_path(str(jobs.REPO / "tools/native.py"))["build"]("find_others.c")
     jobs.succeeded(jobs.run(jobs.PYTHON, "-c", NAPS, library, cwd=tmp_path))
 
 
 @pytest.mark.parametrize(("launcher", "naps"), [("msrun", "short"), ("mpirun", "long")])
-def test_ranks_ask_often(launcher, naps, tmp_path):
-    """Also in a folder called mindspore: the path of all libraries then has that word in it; only MindSpore's own may
+def test_ranks_ask_often_and_listen_where_no_other_job_does(launcher, naps, tmp_path):
+    """Where all jobs do, a rank may get the port of one that has died, and with it the numbers sent to that one. Also in a folder called mindspore: the path of all libraries then has that word in it; only MindSpore's own may
     be changed."""
     folder = tmp_path / "mindspore" / "lib"
     for name in ("allgather_check", "tools"):
@@ -56,6 +56,9 @@ def test_ranks_ask_often(launcher, naps, tmp_path):
     assert result.output.count("AllReduce ok") == 2
     logs = [*tmp_path.glob("log_output/1/rank.*/stdout"), *tmp_path.glob("log_output/worker_*.log")]
     assert len(logs) == 2
+    told = "\n".join(log.read_text(errors="replace") for log in logs)
+    port, = {int(port) for port in re.findall(r"the scheduler port:(\d+)", told)}
+    assert re.findall(r"is generate uuid is:.*, the ip:([\d.]+), ", told) == 2 * [f"127.77.{port >> 8}.{port & 255}"]
     waits = []  # in seconds: between two questions, and from the first to the answer
     for log in logs:
         text, asked = log.read_text(errors="replace"), {}
@@ -69,11 +72,11 @@ def test_ranks_ask_often(launcher, naps, tmp_path):
 
 
 # ------------------------------------------------------------------------------------- libraries that cannot be loaded
-BUILT = "import runpy, sys; print(runpy.run_path(sys.argv[1])['build']('naps.c'))"
+BUILT = "import runpy, sys; print(runpy.run_path(sys.argv[1])['build']('find_others.c'))"
 
 
 def test_a_library_that_was_cut_off_is_made_anew(tmp_path):
-    for name in ("native.py", "naps.c", "linker_table.h"):
+    for name in ("native.py", "find_others.c", "linker_table.h"):
         shutil.copy(jobs.REPO / "tools" / name, tmp_path)
     sizes = []
     for _ in range(2):
