@@ -45,8 +45,11 @@ def test_a_nap_is_at_most_a_tenth_of_the_time_waited(tmp_path):
 
 @pytest.mark.parametrize(("launcher", "naps"), [("msrun", "short"), ("mpirun", "long")])
 def test_ranks_ask_often_and_listen_where_no_other_job_does(launcher, naps, tmp_path):
-    """Where all jobs do, a rank may get the port of one that has died, and with it the numbers sent to that one. Also in a folder called mindspore: the path of all libraries then has that word in it; only MindSpore's own may
-    be changed."""
+    """Where all jobs do, a rank may get the port of one that has died, and with it the numbers sent to that one.
+
+    Also in a folder called mindspore: the path of all libraries then has that word in it; only MindSpore's own may be
+    changed.
+    """
     folder = tmp_path / "mindspore" / "lib"
     for name in ("allgather_check", "tools"):
         shutil.copytree(jobs.REPO / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

