@@ -1013,6 +1013,14 @@ def test_a_scheduler_that_outlives_the_ranks_holds_nobody_up(tmp_path):
     assert "role MS_SCHED" in (tmp_path / "log_msrun/scheduler.log").read_text()
 
 
+def test_a_stopped_mpirun_holds_nobody_up_after_the_ranks(tmp_path):
+    with start(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(2)\n", 2, "--with", "mpirun") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(jobs.parent_of(jobs.parent_of(job.rank_process(0))), signal.SIGSTOP)
+        result = jobs.succeeded(job.finish(60))
+    assert not result.left_over
+
+
 # ------------------------------------------------------------------------------------------------ what is not the end
 JOINS = """
 import os, sys, time

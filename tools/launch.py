@@ -604,8 +604,10 @@ class Job:
             self.written.send(bytes([signal.SIGTERM]))
 
     def outlived(self):
-        """All ranks ended well some time ago, and msrun still waits: MindSpore's scheduler hangs at its end."""
-        if self.args.launcher != "msrun" or len(self.ranks) < self.args.n or any(
+        """All ranks ended well some time ago, and what started them still waits: MindSpore's scheduler hangs at its end
+        under msrun, or somebody has stopped mpirun.
+        """
+        if self.args.launcher == "table" or len(self.ranks) < self.args.n or any(
                 rank["code"] != 0 for rank in self.ranks.values()):
             return False
         self.ended = self.ended or time.monotonic()
