@@ -1,9 +1,8 @@
 """Makes a script one of several ranks, and starts them. Skip it when reading the lesson.
 
 A script imports it before mindspore, which then loads more quickly; join() comes before
-mindspore.communication.init(), and leave() is the last line. On CPU, ranks find each other by MS_*
-variables and one more process (MindSpore's "dynamic cluster"): join() sets these, and rank 0 starts
-that, the scheduler.
+mindspore.communication.init(), and leave() is the last line. On CPU, join() sets the MS_* variables
+by which ranks find each other, and rank 0 starts a scheduler (MindSpore's "dynamic cluster").
 As a program it starts ranks:            python ranks.py -n 4 train.py -- options of train.py
 It leaves that to tools/launch.py beside the lesson, or, copied out alone, starts them plainly.
 """

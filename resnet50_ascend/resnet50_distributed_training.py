@@ -41,7 +41,7 @@ def make_parser():
     add("--steps", type=at_least(1), help="end each epoch after so many steps")
     add("--batch-size", type=at_least(1), default=32, help="images a step, on each rank")
     add("--image-size", type=at_least(32), default=224, help="pictures are resized to it")
-    add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="1 1 1 1 compiles sooner")
+    add("--blocks", type=at_least(0), nargs=4, default=(3, 4, 6, 3), help="1 0 0 0 compiles sooner")
     add("--no-sink", action="store_true", help="hand over the data step by step, see the README")
     add("--check", action="store_true", help="only check options and data, then stop")
     checkpoints.add_options(parser)  # --ckpt-dir and --resume

@@ -7,7 +7,8 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     first_epoch = saved.resume(train_network, args.resume, dataset=dataset)  # 0: from the start
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
 Weights and optimizer are in the file; a new learning rate is the script's. A dataset passes over
-what was used; an order of your own goes by the number of the epoch (and saved.first_step).
+what was used, of an iterator of all epochs (in a loop of your own, make just one); an order of your
+own goes by the number of the epoch (and saved.first_step).
 After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
 
@@ -71,7 +72,7 @@ def load(file):
 class Checkpoints(Callback):
     """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
     refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
-    entries = "unfinished", "batch size", "lr crc"  # of a file; no parameter is called so
+    entries = "unfinished", "batch size", "lr crc"  # of a file; the first: steps of its epoch
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
@@ -131,9 +132,7 @@ class Checkpoints(Callback):
                 if name and not file.is_fifo()}  # nobody would ever write to it
 
     def newest(self, limit=(float("inf"),)):
-        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}); without
-        one ((0, 0), {}). Saved within an epoch, it has an entry "unfinished", the epoch's steps.
-        """
+        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}; or 0, 0)."""
         for saved, file in sorted(each for each in self.files().items() if each[0] <= limit)[::-1]:
             parameters = load(file) if file.exists() else {}  # a link may lead nowhere
             if "rank_size" in parameters:
@@ -151,6 +150,8 @@ class Checkpoints(Callback):
             self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         self.batch = 0 if dataset is None else dataset.get_batch_size()
         own = {p.name: p for p in network.get_parameters()}
+        taken = own.keys() & {*self.entries, "rank_size"}
+        taken and self.refuse(f"rename parameter {min(taken)}: checkpoints hold another so called")
         names = [name for name in own if re.fullmatch(r"(.*\.)?learning_rate(_group_\d+)?", name)]
         self.rates = zlib.crc32(b"".join(own[name].asnumpy().tobytes() for name in names))
         if not how or self.dry_run:

@@ -42,7 +42,7 @@ add("--data-path", type=fruits_folder, default=os.getenv("DATA_PATH", ""), dest=
 add("--epochs", type=at_least(1), default=10)
 add("--steps", type=at_least(1), help="end each epoch after so many steps")
 add("--image-size", type=at_least(32), default=100, help="pixels of a training picture")
-add("--blocks", type=at_least(1), nargs=4, default=(3, 4, 6, 3), help="of ResNet; 1 1 1 1: quick")
+add("--blocks", type=at_least(0), nargs=4, default=(3, 4, 6, 3), help="of ResNet; 1 0 0 0: quick")
 add("--no-augment", action="store_true", help="train on whole pictures: no crops, no flips")
 add("--lr", type=at_least(1e-9), default=0.01, help="learning rate")
 add("--no-sink", action="store_true", help="hand over the data step by step: a loss a step")

@@ -47,7 +47,9 @@ class Bottleneck(nn.Cell):
 
 
 def stage(blocks, in_channels, channels, stride):
-    """Several blocks in a row, of which the first changes the shape."""
+    """Several blocks in a row, of which the first changes the shape; 0: a convolution does it."""
+    if blocks == 0:
+        return nn.SequentialCell(convolution(in_channels, 4 * channels, 1, stride))
     rest = [Bottleneck(4 * channels, channels, stride=1) for _ in range(blocks - 1)]
     return nn.SequentialCell(Bottleneck(in_channels, channels, stride), *rest)
 
@@ -60,8 +62,7 @@ class ResNet50(nn.Cell):
         self.conv1 = convolution(3, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
-        # "same" pads below and right only: padding all around needs an operator (MaxPool3D) that
-        # the automatic parallel modes do not know.
+        # "same" pads below and right only; what pads all around is unknown to automatic parallel.
         self.max_pool = nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")
         self.layer1 = stage(blocks[0], 64, 64, stride=1)
         self.layer2 = stage(blocks[1], 256, 128, stride=2)
@@ -79,8 +80,7 @@ class ResNet50(nn.Cell):
 def resnet50(num_classes=10, blocks=(3, 4, 6, 3)):
     """Make a ResNet-50 with random weights; blocks: of each stage, fewer compile faster.
 
-    Returns a Cell from images, float32 (batch, 3, height, width), to logits, float32 (batch,
-    num_classes); height and width are multiples of 32. Convolutions start with the variance
-    2 / (kernel area * output channels), see https://arxiv.org/abs/1502.01852.
+    Returns a Cell from images, float32 (batch, 3, height, width), of multiples of 32, to logits,
+    float32 (batch, num_classes). The weights begin as in https://arxiv.org/abs/1502.01852.
     """
     return ResNet50(num_classes, blocks)

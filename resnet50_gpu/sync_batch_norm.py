@@ -48,6 +48,9 @@ def synchronise_batch_norm(net, rank_size):
     for _, parent in list(net.cells_and_names()):
         for index, (name, cell) in enumerate(list(parent._cells.items())):  # one may be held twice
             if isinstance(cell, nn.BatchNorm2d):
+                if type(cell).construct is not nn.BatchNorm2d.construct:
+                    raise TypeError(f"{type(cell).__name__} has a construct() of its own, which a "
+                                    "synchronised batch norm lacks: move it into a cell around it")
                 made[cell] = made.get(cell) or SyncBatchNorm(cell, rank_size)
                 if isinstance(parent, nn.SequentialCell):
                     parent[index] = made[cell]
