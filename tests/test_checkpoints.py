@@ -379,13 +379,16 @@ def test_foreign_checkpoints_are_refused(one, tmp_path):
     assert result.code == 2
     assert re.search(r"ck/rank_\d holds checkpoints of 1 ranks, these are 2; resume with 1, or take another",
                      result.output)
-    for old, new in (("ROWS, COLUMNS = 512, 128", "ROWS, COLUMNS = 512, 64"),  # other shapes, other names
-                     ('name="bias"', 'name="offset"')):
-        (tmp_path / new[:4]).mkdir()
-        lesson = jobs.planted("checkpoints", tmp_path / new[:4], "network.py", (old, new))
+    another = "ck/rank_0/net-4_4.ckpt is of another network or rank; resume with the options"
+    for old, new, sentence in (("ROWS, COLUMNS = 512, 128", "ROWS, COLUMNS = 512, 64", another),
+                               ('name="bias"', 'name="offset"', another),
+                               ('name="bias"', 'name="rank_size"',
+                                "rename parameter rank_size: checkpoints hold another so called")):
+        (tmp_path / new[:9]).mkdir()
+        lesson = jobs.planted("checkpoints", tmp_path / new[:9], "network.py", (old, new))
         result = alone("--ckpt-dir", "ck", "--resume", cwd=tmp_path, lesson=lesson)
         assert result.code == 2
-        assert "ck/rank_0/net-4_4.ckpt is of another network or rank; resume with the options" in result.output
+        assert sentence in result.output
         assert "Traceback" not in result.output
 
 

@@ -317,10 +317,12 @@ TOO_LARGE = "does not divide them by their number, so they are too large"
 
 def test_a_norm_of_each_ranks_own_slices_is_told(tmp_path):
     told, found = "takes the norm of each rank's own slices, not of all", {}
+    done = succeeded(compute(2, SCRIPTS / "norms.py", "at_once", "added", cwd=tmp_path)).output
+    assert done.count(told) == 1
+    assert done.index(told) > done.rindex("rank 0 at_once: loss is"), "the note is about the second"
     for how in ("added", "at_once"):
-        done = succeeded(compute(2, SCRIPTS / "norms.py", how, cwd=tmp_path))
-        assert done.output.count(told) == (how == "added")
-        found[how] = [float(loss) for loss in re.findall(r"loss is (\S+)", done.output)]
+        found[how] = [float(loss) for loss in re.findall(rf"{how}: loss is (\S+)", done)]
+        assert len(found[how]) == 4
     assert found["added"][0] == pytest.approx(found["at_once"][0])
     assert abs(found["added"][-1] - found["at_once"][-1]) > 1e-3, "the note is right"
 
@@ -505,28 +507,31 @@ def check_losses_of_one_process(done, folder, steps):
         sorted(2 * [float(loss) for loss in alone]), rel=1e-5)
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_gradients_that_are_n_times_too_large_are_told(mean, tmp_path):
+def test_gradients_that_are_n_times_too_large_are_told(tmp_path):
     """MindSpore plans them where the function that is differentiated returns more than its loss."""
-    (tmp_path / "net.py").write_text(ALONE_OR_CUT + f"""ms.set_auto_parallel_context(gradients_mean={mean})
-def forward(x):
+    (tmp_path / "net.py").write_text(ALONE_OR_CUT + """def forward(x):
     logits = net(x)
     return (logits ** 2).mean(), logits
-gradients_of = ms.value_and_grad(forward, None, net.trainable_params(), has_aux=True)
-@ms.jit
-def gradients(x):
-    value, gradients = gradients_of(x)
-    return value, gradients[0]
-value, gradient = gradients(Tensor(np.arange(64).reshape(8, 8) % 5, ms.float32))
-print("gradient", float(abs(gradient.asnumpy()).sum()))
+for mean in (True, False):
+    ms.set_auto_parallel_context(gradients_mean=mean)
+    gradients_of = ms.value_and_grad(forward, None, net.trainable_params(), has_aux=True)
+    @ms.jit
+    def gradients(x):
+        value, gradients = gradients_of(x)
+        return value, gradients[0]
+    value, gradient = gradients(Tensor(np.arange(64).reshape(8, 8) % 5, ms.float32))
+    print("rank", os.getenv("RANK_ID", "0"), mean, float(abs(gradient.asnumpy()).sum()), flush=True)
 """)
-    done = succeeded(compute(2, "net.py", cwd=tmp_path))
-    found = [float(each) for each in re.findall(r"gradient (\S+)$", done.output, re.MULTILINE)]
-    alone, = re.findall(r"gradient (\S+)$", succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output)
-    assert found == pytest.approx([float(alone) * (1 if mean else 2)] * 2, rel=1e-5)
-    assert done.output.count(TOO_LARGE) == (not mean)
+    done = succeeded(compute(2, "net.py", cwd=tmp_path)).output
+    alone = succeeded(forks.run(tmp_path / "net.py", cwd=tmp_path)).output
+    for mean, times in ((True, 1), (False, 2)):
+        found, one = ([float(each) for each in re.findall(rf"rank \d {mean} (\S+)$", output, re.MULTILINE)]
+                      for output in (done, alone))
+        assert found == pytest.approx(2 * [times * one[0]], rel=1e-5)
+    assert done.count(TOO_LARGE) == 1
+    assert done.index(TOO_LARGE) > done.index("rank 0 True"), "the note is about the second"
     report = succeeded(run(PYTHON, REPO / "dry_run/dry_run.py", "--rank-size", 2, "--ranks", 1, "net.py", cwd=tmp_path))
-    assert report.output.count(TOO_LARGE) == (not mean)
+    assert report.output.count(TOO_LARGE) == 1
 
 
 def test_an_optimizer_of_mindspores_newer_kind_trains_as_alone(tmp_path):

@@ -70,31 +70,9 @@ def test_planted_bugs_are_found(old, new, plain, tmp_path):
     assert not arrays or not difference(arrays, plain) < 1e-3, printed
 
 
-def ranks_with_quick_convolutions(output):
-    """The ranks, "0" or "1", of which ONEDNN_VERBOSE=1 shows convolutions in oneDNN's own layout."""
-    return {rank for rank in "01" if re.search(rf"rank {rank}\].*exec,cpu,convolution,(jit|brg).*blocked:aBcd", output)}
-
-
-def train(setting, cifar10, folder):
-    """Two ranks of a ResNet: the ranks_with_quick_convolutions, and the losses of rank 0."""
-    done = jobs.succeeded(jobs.run(
-        "bash", jobs.REPO / "run_gpu.sh", cifar10, 2, "--",
-        "--epochs", 1, "--steps", 3, "--image-size", 32, "--batch-size", 4, "--test-images", 0, *jobs.SHALLOW,
-        cwd=folder, env={"CONVOLUTIONS": setting, "ONEDNN_VERBOSE": "1"}))
-    losses = re.findall(r"rank 0\].*loss is (\S+)", done.output)
-    return ranks_with_quick_convolutions(done.output), [float(loss) for loss in losses]
-
-
-@with_version_3
-def test_two_ranks_train_alike(cifar10, tmp_path):
-    """Under msrun: in test_resnet50_gpu.py."""
-    found = {}
-    for setting, expected in (("plain", set()), ("", {"0", "1"})):
-        (tmp_path / f"convolutions {setting}").mkdir()
-        quick, found[setting] = train(setting, cifar10, tmp_path / f"convolutions {setting}")
-        assert quick == expected
-        assert len(found[setting]) == 3
-    np.testing.assert_allclose(found[""], found["plain"], rtol=1e-3)
+def has_quick_convolutions(output):
+    """Does what a rank of a lesson has printed with ONEDNN_VERBOSE=1 show some in oneDNN's own layout?"""
+    return bool(re.search("exec,cpu,convolution,(jit|brg).*blocked:aBcd", output))
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])  # there is none, or CC is wrong

@@ -85,10 +85,14 @@ def test_term_in_the_middle_of_model_train(cifar10, tmp_path):
 
 
 def test_term_ends_accumulation_after_a_whole_batch(cifar10, tmp_path):
-    """Within a batch the ranks do not wait for each other, and would save different steps."""
-    with jobs.Job("bash", jobs.REPO / "resnet50_ascend/run_grad_accumulation.sh", cifar10, 2, "--", *jobs.SHALLOW,
-                  "--image-size", 32, "--batch-size", 8, "--micro-batches", 4, "--test-images", 0, "--epochs", 3000,
-                  "--ckpt-dir", "ck", cwd=tmp_path, env=CPU) as job:
+    """Within a batch the ranks do not wait for each other, and would save different steps.
+
+    And after --resume losses are those of whole batches, too.
+    """
+    command = ("bash", jobs.REPO / "resnet50_ascend/run_grad_accumulation.sh", cifar10, 2, "--", *jobs.SHALLOW,
+               "--image-size", 32, "--batch-size", 8, "--micro-batches", 4, "--test-images", 0, "--steps", 10,
+               "--ckpt-dir", "ck")
+    with jobs.Job(*command, "--epochs", 3000, cwd=tmp_path, env=CPU) as job:
         job.wait_for(r"\[rank 0\] epoch: 1 step: 12")
         os.kill(job.process.pid, signal.SIGTERM)
         broken = job.finish(300)
@@ -96,6 +100,9 @@ def test_term_ends_accumulation_after_a_whole_batch(cifar10, tmp_path):
                                      broken.output).groups())
     assert step % 4 == 0
     assert len(list(tmp_path.glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
+    resumed = jobs.succeeded(jobs.run(*command, "--resume", "--epochs", epoch + 1, cwd=tmp_path, env=CPU, timeout=300))
+    expected = [(epoch, later) for later in range(step + 4, 41, 4)] + [(epoch + 1, later) for later in range(4, 41, 4)]
+    assert list(losses_of(resumed.output, 0)) == expected
 
 
 CRASHES = """import atexit, os, sys

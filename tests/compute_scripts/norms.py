@@ -10,14 +10,10 @@ import sys
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.communication import init
+from mindspore.communication import get_rank, init
 
-how = sys.argv[1]
 ms.set_context(mode=ms.GRAPH_MODE)
 init()
-ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", enable_parallel_optimizer=how != "nothing_cut",
-                             dataset_strategy="data_parallel" if how == "nothing_cut" else "full_batch",
-                             parallel_optimizer_config={"parallel_optimizer_threshold": 0})
 random = np.random.default_rng(1)
 X, Y, FIRST, SECOND = (random.standard_normal(shape).astype(np.float32) for shape in (
     (16, 16), (16, 8), (16, 32), (32, 8)))
@@ -66,6 +62,10 @@ class Step(nn.Cell):
         return ops.depend(loss, self.optimizer(ops.clip_by_global_norm(gradients, 0.05)))
 
 
-step = Step().set_train()
-for _ in range(2):
-    print("loss is", step(Tensor(X), Tensor(Y)), flush=True)
+for how in sys.argv[1:]:
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", enable_parallel_optimizer=how != "nothing_cut",
+                                 dataset_strategy="data_parallel" if how == "nothing_cut" else "full_batch",
+                                 parallel_optimizer_config={"parallel_optimizer_threshold": 0})
+    step = Step().set_train()
+    for _ in range(2):
+        print(f"rank {get_rank()} {how}: loss is", step(Tensor(X), Tensor(Y)), flush=True)
