@@ -30,9 +30,9 @@ def check_pipeline(parser, args):
     if target == "CPU" and "ASCEND_PLAN" not in os.environ:
         parser.error("MindSpore has no pipeline on CPU; run_pipeline.sh computes it for 2 or more "
                      "ranks of one machine, with the folders dry_run/ and tools/ beside this one")
-    if rank_size % args.stages or args.stages > sum(args.blocks):
+    if args.stages > (most := sum(max(n, 1) for n in args.blocks)) or rank_size % args.stages:
         parser.error(f"--stages {args.stages} must divide the number of ranks, {rank_size}, and be "
-                     f"at most {sum(args.blocks)}, the number of the network's blocks")
+                     f"at most {most}, the number of the network's blocks")
     if args.micro_batches < args.stages or args.batch_size % args.micro_batches:
         parser.error(f"--micro-batches {args.micro_batches} must divide --batch-size, "
                      f"{args.batch_size}, and be at least --stages, {args.stages}")

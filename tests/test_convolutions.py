@@ -75,10 +75,11 @@ def has_quick_convolutions(output):
     return bool(re.search("exec,cpu,convolution,(jit|brg).*blocked:aBcd", output))
 
 
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])  # there is none, or CC is wrong
-def test_without_a_compiler_they_are_plain(compiler, tmp_path):
+@pytest.mark.parametrize("env", [{"CC": "false"}, {"CC": "no-such-compiler"}, {"CONVOLUTIONS": "plain"}])
+def test_without_a_compiler_or_where_it_is_wanted_they_are_plain(env, tmp_path):
+    """There is no compiler, or only CC is wrong, or CONVOLUTIONS=plain."""
     done = jobs.run(jobs.PYTHON, "-c", f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
                     "import convolutions, os; print(convolutions.take_over(), os.getenv('ONEDNN_MAX_CPU_ISA'))",
-                    cwd=tmp_path, env={"CC": compiler})
-    quick = compiler == "no-such-compiler" and VERSION_3
+                    cwd=tmp_path, env=env)
+    quick = env == {"CC": "no-such-compiler"} and VERSION_3
     assert jobs.succeeded(done).output.split()[-2:] == [str(quick), "DEFAULT" if quick else "None"]

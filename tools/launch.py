@@ -143,7 +143,8 @@ def check(args):
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
             (f"{here}/".startswith(os.path.join(os.path.realpath(os.path.join(here, args.logs)), "")),
-             f"--logs {args.logs} {OTHER_THINGS}"),
+             f"--logs {args.logs} names the folder that you are in, or one above it, which would be moved aside; "
+             "name a new one"),
             (args.launcher == "mpirun" and ":" in (args.logs or ""),
              f"--logs {args.logs}: mpirun takes no : in its name; name another folder"),
             (args.launcher == "mpirun" and ":" in args.options,
@@ -605,13 +606,20 @@ class Job:
 
     def outlived(self):
         """All ranks ended well some time ago, and what started them still waits: MindSpore's scheduler hangs at its end
-        under msrun, or somebody has stopped mpirun.
+        under msrun, or somebody has stopped mpirun, which writes the logs and so is to go on first.
         """
         if self.args.launcher == "table" or len(self.ranks) < self.args.n or any(
                 rank["code"] != 0 for rank in self.ranks.values()):
             return False
         self.ended = self.ended or time.monotonic()
-        return time.monotonic() > self.ended + 20
+        seconds = time.monotonic() - self.ended
+        if self.args.launcher == "mpirun" and 20 < seconds < 40:
+            self.started[0].send_signal(signal.SIGCONT)
+            return False
+        if seconds > 20 and self.args.launcher == "mpirun":
+            say(f"{self.args.name}: warning: all ranks ended well {seconds:.0f} s ago, but mpirun does not end; the "
+                f"last lines may be missing in {self.args.logs}", sys.stderr)
+        return seconds > 20
 
     def scheduler_failed(self):
         """msrun's, 5 s ago: no rank has failed since, and ranks on CPU wait for it; self.reason says so. Once they have

@@ -21,8 +21,9 @@ def say(line, **how):
 def step_end(self, run_context, as_ever=monitor and monitor.LossMonitor.step_end):
     """What LossMonitor does, and after its second line on rank 0, if more than 10 minutes are left, that."""
     about, each = run_context.original_args(), self._per_print_times
-    if self._last_print_time == 0 and each and not about.dataset_sink_mode:  # after --resume it would print at other
-        self._last_print_time = (about.cur_step_num - 1) // each * each  # steps, as within a batch that is added up
+    if self._last_print_time == 0 and each and not about.get("dataset_sink_mode"):
+        # After --resume it would print at other steps, as within a batch that is added up.
+        self._last_print_time = (about.cur_step_num - 1) // each * each
     before = self._last_print_time
     as_ever(self, run_context)
     if self._last_print_time == before or FIRST != "0":
