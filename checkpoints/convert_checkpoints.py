@@ -75,6 +75,9 @@ try:
         slices.check_strategy(args.strategy, saved)
     if args.to_strategy:
         slices.check_strategy(args.to_strategy)
+    if args.ranks and saved.slices not in (1, len(saved.files)):
+        raise ValueError(f"{args.source} has {saved.slices} slices in {len(saved.files)} files; if "
+                         "semi-auto parallel cut them so, give --strategy in place of --ranks")
     describe(args.source, saved)
     ranks = by_hand(saved) if args.ranks else by_mindspore(saved)
     args.target.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ some of the columns of the weight and of its momentum in the optimizer, and the 
 """
 
 import re
-import sys
 
 import mindspore as ms
 import numpy as np
@@ -81,8 +80,8 @@ def of_rank(parameters, rank, rank_size, cut):
     # The weight, and what the optimizer has of it, of the same shape: Momentum one, Adam two.
     whole = [name for name in parameters if cut and parameters[name].shape == (ROWS, COLUMNS)]
     if cut and not whole and saved_by != rank:
-        sys.exit(f"rank {rank} finds the slices of rank {saved_by} in its own folder; "
-                 f"put them back into rank_{saved_by}")
+        Checkpoints.refuse(f"rank {rank} finds the slices of rank {saved_by} in its own folder; "
+                           f"put them back into rank_{saved_by}")
     for name in whole:
         own = parameters[name].asnumpy()[:, columns_of(rank, rank_size)]
         parameters[name] = ms.Parameter(own.copy(), name=name)

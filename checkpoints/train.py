@@ -100,8 +100,10 @@ def what_to_load(parameters):
 def load(folder):
     """Load whole parameters of a job with other ranks or another mode."""
     parameters = slices.Saved(folder).whole() if rank == 0 else {}
-    parameters |= {p.name: p for p in optimizer.get_parameters()  # this job's own
-                   if p.name.startswith(("learning_rate", "global_step"))}
+    missing = {p.name for p in net.get_parameters() if rank == 0} - parameters.keys()
+    missing and saved.refuse(f"{folder} has no {min(missing)}: it is of another network")
+    parameters |= {p.name: p for p in optimizer.get_parameters() if p.name.startswith(
+        ("learning_rate", "global_step")) or (p.size == 1 and p.name not in parameters)}  # own ones
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file
     for parameter in train_step.get_parameters():
         shape = (ROWS, COLUMNS) if parameter.shape == net.weight.shape else parameter.shape

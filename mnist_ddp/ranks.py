@@ -30,9 +30,7 @@ _more = runpy.run_path(str(_tools)) if _tools.is_file() and __name__ != "__main_
 
 
 def join():
-    """Prepare for mindspore.communication.init(); returns False if this process was started alone,
-    not as one of the ranks of mpirun, msrun or a lesson's launcher: then it must not call init().
-    """
+    """Prepare for init(); returns False in a process that no launcher started: no init() there."""
     global _joined, _end_mpi
     import mindspore as ms
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ

@@ -1359,6 +1359,22 @@ def test_a_rank_that_ends_without_leave_while_others_wait_there_is_named(launche
     assert json.loads((tmp_path / "report.json").read_text())["first_failure"]["rank"] == 1
 
 
+def test_a_rank_that_somebody_ends_after_all_have_met_in_leave_is_named(tmp_path):
+    """And not rank 0, which has ended well by then."""
+    script = JOINS + """
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    ranks._end_mpi = lambda seconds: (time.sleep(1), os.kill(os.getpid(), 15), time.sleep(60))
+else:
+    ranks._end_mpi = abs
+ranks.leave()
+"""
+    with start(tmp_path, script, 2, "--with", "mpirun", "--report", "report.json", "--", RANKS.parent) as job:
+        result = job.finish(60)
+    assert result.code == 143, result.output
+    assert "rank 1 failed, exit code 143" in result.output
+    assert json.loads((tmp_path / "report.json").read_text())["first_failure"]["rank"] == 1
+
+
 FORKS_FIRST = JOINS.replace("ranks.join()", """
 child = os.fork()  # and this process only waits for it
 if child:

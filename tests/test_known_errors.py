@@ -193,6 +193,20 @@ def test_the_program_prints_the_first_entry_that_fits_the_end_of_a_log(tmp_path)
     assert jobs.run(jobs.PYTHON, known_errors.__file__, "hint", log, cwd=tmp_path).code == 2
 
 
+@pytest.mark.parametrize(("lines", "name"), [
+    ("No module named 'curves'; none are drawn\nValueError: 4 words, 5 wanted", None),
+    ("MemoryError: handled\nKeyError: 'rates'", None),
+    ("ConnectionRefusedError: [Errno 111] Connection refused\n"
+     "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", None),
+    ("urllib.error.URLError: <urlopen error [Errno 101] Network is unreachable>", None),
+    ("OSError: [Errno 98] Address already in use", None),
+    ("[ERROR] Failed to call bind: Address already in use\nRuntimeError: Failed to init", "port-in-use"),
+    ("KeyError: 'rates'\nConnectionRefusedError: [Errno 111] Connection refused", "rank-gone"),
+    ("ModuleNotFoundError: No module named 'curves'", "module-missing")])
+def test_an_error_of_the_scripts_own_gets_no_hint_about_what_came_before(lines, name):
+    assert hint("-", 1, text=lines + "\n") == (f"{entry(name)['means']}: {entry(name)['do']}\n" if name else "")
+
+
 # ---------------------------------------------------------------------------------------------------- for real
 def test_errors_of_one_process(tmp_path):
     output = forks.run("-c", ONE_PROCESS, cwd=tmp_path).output

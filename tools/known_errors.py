@@ -17,6 +17,9 @@ EDGE, LONG = 10_000, 5_000  # explain() looks at so many lines at each end of a 
 # How much memory was asked for when there was none: as MindSpore on CPU, Ascend and GPU, NumPy and CUDA say it.
 ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[|Alloc device memory ?\[|for size: |"
                    r"Unable to allocate |tried to allocate |bytesize=)(\d+(?:\.\d+)?) ?([KMGTPE]i?B|B)?", re.I)
+# The last line of a log: an error of the script's own, which earlier lines do not explain. (MindSpore's take several.)
+OWN = re.compile(r"(?!(Runtime|System|Memory|OS|IO|Connection\w*|BrokenPipe|Timeout|BlockingIO)Error)"
+                 r"[\w.]+(Error|Exception): ")
 PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
 VERIFIED = {
     "": {"test": "a test provokes it", "hand": "seen, by hand", "documentation": "not seen here, from documentation"},
@@ -130,6 +133,8 @@ def hint(log, code, shown=()):
     except OSError:
         lines = []  # what the exit code says is better than nothing
     lines += [line for line in shown if line not in lines]
+    *_, last = ["", *(line for line in lines if line.strip())]
+    lines = [last] if OWN.match(last) else lines
     found = find([*lines, f"exit code {code}"], read())
     if not found:
         return ""

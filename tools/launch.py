@@ -567,10 +567,10 @@ class Job:
 
     def missed_early(self, by_mpirun=False):
         """A rank that has ended with 0 and that the others missed, or None: mpirun says so, or MindSpore's scheduler,
-        which often ends with rank 0.
+        which often ends with rank 0. One that ended by ranks.leave() has met all others there.
         """
         missed = self.timed_out() | ({0} if self.args.launcher != "msrun" else set())
-        early = next((rank for rank in self.ranks.values() if rank["code"] == 0 and (
+        early = next((rank for rank in self.ranks.values() if rank["code"] == 0 and not rank.get("leaving") and (
             by_mpirun or rank["rank"] in missed)), None)
         if early:
             self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "

@@ -135,11 +135,13 @@ def weights():
         values = one.asnumpy().ravel()
         if one.layerwise_parallel or values.dtype.kind == "c":
             continue
-        network += zlib.crc32(f"{one.name} {one.shape}".encode()) >> 16
+        number = zlib.crc32(f"{one.name} {one.shape}".encode())
+        network += number >> 16
         for start in range(0, values.size, BLOCK):
             part = values[start:start + BLOCK].astype(np.float64)
             norm += part @ part
-            seen += part @ wave[:part.size]
+            number = number * 69069 % (1 << 32)  # two layers or blocks that have changed places count as others
+            seen += part @ wave[:part.size] * (1 + number / (1 << 32))
     return norm ** 0.5, seen, network
 
 
