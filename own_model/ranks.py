@@ -31,7 +31,7 @@ _more = runpy.run_path(str(_tools)) if _tools.is_file() and __name__ != "__main_
 
 
 def join():
-    """Prepare for init(); returns False in a process that no launcher started: no init() there."""
+    """Prepare for init(); returns False if no launcher started this process: it must not init()."""
     global _joined, _end_mpi
     import mindspore as ms
     env, by_mpirun = os.environ, "OMPI_COMM_WORLD_SIZE" in os.environ

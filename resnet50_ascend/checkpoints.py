@@ -7,7 +7,7 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     first_epoch = saved.resume(train_network, args.resume, dataset=dataset)  # 0: from the start
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
 Weights and optimizer are in the file; a new learning rate is the script's. A dataset passes over
-what was used, of an iterator of all epochs (in a loop of your own, make just one); an order of your
+what was used: a loop of your own needs one iterator, of all epochs from the first. An order of your
 own goes by the number of the epoch (and saved.first_step).
 After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
 """
@@ -132,7 +132,9 @@ class Checkpoints(Callback):
                 if name and not file.is_fifo()}  # nobody would ever write to it
 
     def newest(self, limit=(float("inf"),)):
-        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}; or 0, 0)."""
+        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}), or, where
+        there is none, ((0, 0), {}).
+        """
         for saved, file in sorted(each for each in self.files().items() if each[0] <= limit)[::-1]:
             parameters = load(file) if file.exists() else {}  # a link may lead nowhere
             if "rank_size" in parameters:

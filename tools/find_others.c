@@ -67,7 +67,8 @@ static bool is_here(const char *address)
 int set_address(const char *name, const char *value, int overwrite)
 {
     char own[32];
-    unsigned port = getenv("MS_SCHED_PORT") ? (unsigned)atoi(getenv("MS_SCHED_PORT")) : 0;
+    const char *told = getenv("MS_SCHED_PORT");
+    unsigned port = told ? (unsigned)atoi(told) : 0;
     snprintf(own, sizeof own, "127.77.%u.%u", port >> 8 & 255, port & 255);
     bool change = strcmp(name, "MS_WORKER_IP") == 0 && strcmp(value, "127.0.0.1") == 0 && is_here(own);
     return setenv(name, change ? own : value, overwrite);
@@ -75,11 +76,13 @@ int set_address(const char *name, const char *value, int overwrite)
 
 static void *choose(const char *name, void *before)
 {
-    void *own = strcmp(name, "setenv") == 0 ? (void *)set_address
-                : !naps_are_short           ? NULL
-                : strcmp(name, "nanosleep") == 0 ? (void *)nap
-                : strcmp(name, "sleep") == 0     ? (void *)long_nap
-                                                 : NULL;
+    void *own = NULL;
+    if (strcmp(name, "setenv") == 0)
+        own = (void *)set_address;
+    else if (naps_are_short && strcmp(name, "nanosleep") == 0)
+        own = (void *)nap;
+    else if (naps_are_short && strcmp(name, "sleep") == 0)
+        own = (void *)long_nap;
     if (!own || own == before)
         return NULL;
     replaced++;
