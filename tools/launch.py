@@ -613,13 +613,14 @@ class Job:
             return False
         self.ended = self.ended or time.monotonic()
         seconds = time.monotonic() - self.ended
-        if self.args.launcher == "mpirun" and 20 < seconds < 40:
+        if self.args.launcher == "msrun" or seconds < 20:
+            return seconds > 20
+        if seconds < 40:
             self.started[0].send_signal(signal.SIGCONT)
             return False
-        if seconds > 20 and self.args.launcher == "mpirun":
-            say(f"{self.args.name}: warning: all ranks ended well {seconds:.0f} s ago, but mpirun does not end; the "
-                f"last lines may be missing in {self.args.logs}", sys.stderr)
-        return seconds > 20
+        say(f"{self.args.name}: warning: all ranks ended well {seconds:.0f} s ago, but mpirun does not end; the last "
+            f"lines may be missing in {from_start(self.args, self.place(self.args.logs))}", sys.stderr)
+        return True
 
     def scheduler_failed(self):
         """msrun's, 5 s ago: no rank has failed since, and ranks on CPU wait for it; self.reason says so. Once they have
