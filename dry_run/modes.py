@@ -71,7 +71,8 @@ def planned_mode():
 def describe(error, own):
     """graph_ir.describe(), and a hint where an operator of MindSpore takes shapes amiss that may be those of slices."""
     about = graph_ir.describe(error, own)
-    operator = re.match(r"For '(\w+)', (?!.*strategy).*\bshapes?\b", about["message"]) if planned_mode() else None
+    shapes = r"For (?:'|primitive\[)(\w+)['\]], (?!.*strategy).*(?:\b|_)shapes?\b"
+    operator = re.match(shapes, about["message"]) if planned_mode() else None
     if operator and operator[1] == "AddN" and ms.get_auto_parallel_context("enable_parallel_optimizer") and (
             ms.get_auto_parallel_context("pipeline_stages") > 1):  # which adds up the stages' gradients
         return {**about, "hint": OF_STAGES}

@@ -48,6 +48,24 @@ def check(what, found, operation, members, dtype, count):
 world = list(range(size))
 for dtype, count in itertools.product(("float32", "float16"), (1, 1000, 300_000)):
     check("sum in a graph", AllReduce()(ms.Tensor(data(rank, dtype, count))).asnumpy(), "sum", world, dtype, count)
+
+
+class SumAndMaximum(nn.Cell):
+    """Which MindSpore took for the sum a second time."""
+
+    def __init__(self):
+        super().__init__()
+        self.sum, self.maximum = ops.AllReduce(), ops.AllReduce(ops.ReduceOp.MAX)
+
+    def construct(self, value):
+        return self.sum(value), self.maximum(value)
+
+
+try:
+    _, found = SumAndMaximum()(ms.Tensor(data(rank, "float32", 5)))
+    check("maximum beside a sum", found.asnumpy(), "max", world, "float32", 5)
+except RuntimeError as error:
+    print("maximum beside a sum:", "right" if "only support reduce sum on CPU" in str(error) else error, flush=True)
 gradient = ms.grad(AllReduce())(ms.Tensor(data(rank, "float32", 5))).asnumpy()
 print(f"gradient: {'right' if (gradient == size).all() else 'WRONG'}", flush=True)
 for operation, dtype in itertools.product(OPERATIONS, ("float32", "int32", "int8")):

@@ -184,7 +184,7 @@ def test_explain_names_line_meaning_and_remedy(tmp_path):
     assert jobs.run(jobs.PYTHON, DOCTOR, "explain", "b.log", cwd=tmp_path).code == 1
     piped = subprocess.run([sys.executable, DOCTOR, "explain", "-"], input="There are not enough slots available\n",
                            capture_output=True, text=True, check=True)
-    assert "-:1: There are not enough slots" in piped.stdout
+    assert "-:1: There are not enough slots available" in piped.stdout
 
 
 def test_make_doctor_works_without_an_environment(bare_python, tmp_path):

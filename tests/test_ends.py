@@ -1187,6 +1187,48 @@ def test_ranks_that_end_well_and_do_not_tell(launcher, who, sentence, tmp_path):
     assert not result.left_over
 
 
+def test_a_rank_0_that_ends_well_before_the_ranks_meet_is_named(tmp_path):
+    """By mpirun the others wait a minute for it, here 2 s."""
+    for folder in ("mnist_ddp", "tools"):
+        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
+    ranks = tmp_path / "mnist_ddp" / "ranks.py"
+    assert ranks.read_text().count("range(3000)") == 1
+    ranks.write_text(ranks.read_text().replace("range(3000)", "range(100)"))
+    (tmp_path / "train.py").write_text(f"import os\nif os.environ['RANKS_RANK'] == '0':\n    os._exit(0)\n{JOINS}")
+    with jobs.Job(jobs.PYTHON, ranks, "-n", 2, "train.py", "--", ranks.parent, cwd=tmp_path, env=CPU) as job:
+        result = job.finish(60)
+    assert result.code == 1, result.output
+    assert "TimeoutError: rank 0 did not start within" in result.output
+    assert "rank 0 ended, with exit code 0, while others were at work, which ended them, too" in result.output
+    assert "rank 1 failed" not in result.output
+
+
+ENDS_AT_EXIT = """
+import atexit, sys
+sys.path.insert(0, sys.argv[1])
+atexit.register(print, "registered first")
+import ranks
+import mindspore as ms
+ranks.join()
+ms.communication.init()
+if sys.argv[2] == "error":
+    atexit.register(lambda: sys.exit(0))
+    raise ValueError("the mistake")
+ranks.leave()
+"""
+
+
+@pytest.mark.parametrize(("launcher", "how", "code"), [("mpirun", "error", 1), ("table", "leave", 0)])
+def test_sys_exit_by_atexit_changes_no_exit_code_and_what_was_registered_first_is_called(launcher, how, code, tmp_path):
+    with start(tmp_path, ENDS_AT_EXIT, 2, "--with", launcher, "--", RANKS.parent, how) as job:
+        result = job.finish(60)
+    assert result.code == code, result.output
+    assert result.output.count("] registered first\n") >= (1 if code else 2), "the other may have been ended"
+    assert bool(re.search(r"rank [01] failed, exit code 1\. The end of (?s:.*)\nValueError: the mistake\n",
+                          result.output)) == (how == "error")
+    assert not result.left_over
+
+
 LEAVES = JOINS + """
 from mindspore import ops
 rank = ms.communication.get_rank()

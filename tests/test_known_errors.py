@@ -183,14 +183,19 @@ def hint(*arguments, text=None):
 def test_the_program_prints_the_first_entry_that_fits_the_end_of_a_log(tmp_path):
     slots, killed = (f"{entry(name)['means']}: {entry(name)['do']}\n" for name in ("mpirun-slots", "killed"))
     log = tmp_path / "a log"
-    log.write_bytes(b"\xff\nThere are NOT ENOUGH SLOTS\n" + 198 * b"line\n")
+    log.write_bytes(b"\xff\nThere are NOT ENOUGH SLOTS AVAILABLE\n" + 198 * b"line\n")
     assert hint(log, 137) == slots, "upper and lower case alike, and before what the exit code says"
     assert hint("-", 1, text=log.read_text(errors="replace")) == slots
-    log.write_bytes(b"not enough slots\n" + 200 * b"line\n")
+    log.write_bytes(b"not enough slots available\n" + 200 * b"line\n")
     assert hint(log, 137) == killed, "only the last 200 lines count"
     assert hint(log, 1) == ""
     assert hint(tmp_path / "no log", 137) == killed
     assert jobs.run(jobs.PYTHON, known_errors.__file__, "hint", log, cwd=tmp_path).code == 2
+
+
+EARLIER = "skipped: No module named 'curves'\n"
+MINDSPORES = "/usr/lib/python3/site-packages/mindspore/nn.py"
+TRACE = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in <module>\n    step()\n'
 
 
 @pytest.mark.parametrize(("lines", "name"), [
@@ -202,7 +207,19 @@ def test_the_program_prints_the_first_entry_that_fits_the_end_of_a_log(tmp_path)
     ("OSError: [Errno 98] Address already in use", None),
     ("[ERROR] Failed to call bind: Address already in use\nRuntimeError: Failed to init", "port-in-use"),
     ("KeyError: 'rates'\nConnectionRefusedError: [Errno 111] Connection refused", "rank-gone"),
-    ("ModuleNotFoundError: No module named 'curves'", "module-missing")])
+    ("ModuleNotFoundError: No module named 'curves'", "module-missing"),
+    (f"{EARLIER}{TRACE}StopIteration", None),
+    (f"{EARLIER}{TRACE}lesson.Stop: 3 epochs\nin all\n\nand closed", None),
+    (f"{EARLIER}{TRACE}RuntimeError: of MindSpore?", "module-missing"),
+    (f"{EARLIER}{TRACE.replace('/home/me/train.py', MINDSPORES)}ValueError: of\nMindSpore", "module-missing"),
+    (f"{EARLIER}{TRACE}MemoryError\n\nThe above exception was the direct cause of the following exception:\n\n"
+     f"{TRACE}StepError: it failed", "module-missing"),
+    (f"{EARLIER}{TRACE}AssertionError\n[ERROR] mpirun: rank 1 failed, exit code 137", "killed"),
+    ("exit code 137 of my child", None),
+    ("TypeError: Trainer.prepare() takes 1 positional argument but 2 were given", None),
+    ("redis.exceptions.ConnectionError: Error 111 connecting to db:6379. Connection refused.", None),
+    ("requests.exceptions.ConnectTimeout: Network is unreachable", None),
+    ("ValueError: not enough slots in the replay buffer", None)])
 def test_an_error_of_the_scripts_own_gets_no_hint_about_what_came_before(lines, name):
     assert hint("-", 1, text=lines + "\n") == (f"{entry(name)['means']}: {entry(name)['do']}\n" if name else "")
 
@@ -514,12 +531,12 @@ def test_open_mpi_without_room_for_its_own_files(tmp_path):
 def test_a_large_log_is_looked_through_at_both_ends_only(tmp_path):
     """Looked through whole, one of 100 MB takes a minute."""
     log, step = tmp_path / "log", "loss is 1.25\n"
-    log.write_text("attempt to run as root\n" + 20_000 * step + "not enough slots\n" + 20_000 * step +
+    log.write_text("attempt to run as root\n" + 20_000 * step + "not enough slots available\n" + 20_000 * step +
                    "Address already in use\n")
     found = jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "tools/doctor.py", "explain", log, cwd=tmp_path))
     assert re.findall(r"^\S+:(\d+): (.+)$", found.output, re.MULTILINE) == [
         ("1", "attempt to run as root"), ("40003", "Address already in use")]
-    log.write_text(20_000 * step + "not enough slots\n" + 20_000 * step)
+    log.write_text(20_000 * step + "not enough slots available\n" + 20_000 * step)
     found = jobs.run(jobs.PYTHON, jobs.REPO / "tools/doctor.py", "explain", log, cwd=tmp_path)
     assert found.code == 1
     assert "no message that is known here, in the first and last 10000 of 40001 lines" in found.output

@@ -1,6 +1,6 @@
 """What Python does at the end of a process and os._exit(), by which ranks end, does not: finish_writing().
 
-Importing it, atexit notes what is registered.
+Importing it, atexit notes what is registered. That is done before MindSpore is imported.
 """
 
 import atexit
@@ -19,23 +19,44 @@ from pathlib import Path
 def note_at_end():
     """Have atexit note what the script, and not MindSpore, registers; once a process, whoever runs this file."""
     register, unregister, noted = atexit.register, atexit.unregister, []
+    others = None if "mindspore" in sys.modules else [multiprocessing.util._exit_function]
 
     def note(function, /, *arguments, **keywords):
         if not str(getattr(function, "__module__", "")).startswith("mindspore"):
             noted.append((function, arguments, keywords))
+        elif others:
+            others.append(function)
         return register(function, *arguments, **keywords)
 
     def forget(function):
         noted[:] = [each for each in noted if each[0] != function]
         unregister(function)
 
-    note.noted = noted
+    note.noted, note.others = noted, others
     atexit.register, atexit.unregister = note, forget
 
 
 if not hasattr(atexit.register, "noted"):
     note_at_end()
 AT_END = atexit.register.noted  # (function, arguments, keywords)
+# What is not to be called: MindSpore's, and what end_processes() does. None if that came first, and is not known.
+OTHERS = atexit.register.others
+
+
+def mindspore_is_imported():
+    """What its import has registered is not the script's."""
+    OTHERS.extend(function for function, *_ in AT_END)
+    AT_END.clear()
+
+
+def call_the_earlier():
+    """Call what was registered before this file was run: atexit does not say what that is, but calls all it has."""
+    if OTHERS is None:
+        return
+    for function in OTHERS:
+        atexit.unregister(function)
+    with contextlib.suppress(BaseException):  # of Python 3.9: it has printed each
+        atexit._run_exitfuncs()
 
 
 def in_time(function, seconds):
@@ -110,9 +131,12 @@ def finish_writing(alone=False, last=True):
         atexit.unregister(function)  # under msrun Python goes on to its own end
         try:
             function(*arguments, **keywords)
-        except Exception:  # noqa: BLE001  # as Python: the next one is called all the same
+        except SystemExit:  # as Python: the next one is called all the same, and the exit code stays
+            pass
+        except BaseException:  # noqa: BLE001
             traceback.print_exc()
     if last:
+        call_the_earlier()
         end_processes(2 if alone else 15)
     files = [sys.stdout, sys.stderr, sys.__stdout__]
     if writes_files():

@@ -42,6 +42,8 @@ def beside(name):
 
 
 argparse.ArgumentParser.error = say_once
+_ending = beside("ending.py")
+end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 if "mindspore" in sys.modules and os.getenv("GLOG_v") == "3":  # noqa: SIM112  # too late: it has been read
     with contextlib.suppress(AttributeError, OSError, ValueError):  # of a version that differs
         ms = sys.modules["mindspore"]
@@ -52,10 +54,9 @@ elif "mindspore" not in sys.modules and gc.isenabled():
     _quick = beside("quick_import.py")
     with contextlib.suppress(ImportError):  # the script will say it
         _quick["import_mindspore"](() if os.path.exists("/dev/davinci_manager") else _quick["ASCEND_ONLY"])
+    _ending["mindspore_is_imported"]()
 gc.freeze()  # MindSpore collects garbage after each graph; to look through what an import has made would take long
 beside("loss_lines.py")
-_ending = beside("ending.py")
-end_threads, finish_writing = _ending["end_threads"], _ending["finish_writing"]
 
 
 def prepare(launched):

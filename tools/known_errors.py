@@ -17,9 +17,10 @@ EDGE, LONG = 10_000, 5_000  # explain() looks at so many lines at each end of a 
 # How much memory was asked for when there was none: as MindSpore on CPU, Ascend and GPU, NumPy and CUDA say it.
 ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[|Alloc device memory ?\[|for size: |"
                    r"Unable to allocate |tried to allocate |bytesize=)(\d+(?:\.\d+)?) ?([KMGTPE]i?B|B)?", re.I)
-# The last line of a log: an error of the script's own, which earlier lines do not explain. (MindSpore's take several.)
-OWN = re.compile(r"(?!(Runtime|System|Memory|OS|IO|Connection\w*|BrokenPipe|Timeout|BlockingIO)Error)"
-                 r"[\w.]+(Error|Exception): ")
+# An error of the script's own, which earlier lines do not explain: it has one line, as MindSpore's seldom have, or ...
+OTHERS = r"(?!(Runtime|System|Memory|OS|IO|Connection\w*|BrokenPipe|Timeout|BlockingIO)Error\b)"
+OWN = re.compile(OTHERS + r"[\w.]+(Error|Exception): ")
+ANY = re.compile(OTHERS + r"[A-Za-z_][\w.]*(:|$)")  # ... is raised outside of it
 PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
 VERIFIED = {
     "": {"test": "a test provokes it", "hand": "seen, by hand", "documentation": "not seen here, from documentation"},
@@ -117,6 +118,18 @@ def memory_asked(lines):
     return f"{size / unit:.3g} {dict(zip((1e18, 1e15, 1e12, 1e9, 1e6), ('EB', 'PB', 'TB', 'GB', 'MB')))[unit]}"
 
 
+def own_error(lines):
+    """The lines of a log, none empty, from the error of the script's own on that ends it; [] if none does."""
+    *_, begin = [-1, *(number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call"))]
+    error = next((number for number in range(begin + 1, len(lines)) if not lines[number].startswith(" ")), -1)
+    if begin > 0 and "direct cause of the following" in lines[begin - 1]:
+        return []  # which says more
+    if lines and OWN.match(lines[-1]):
+        return lines[-1:]
+    where = [line for line in lines[begin:error] if line.startswith("  File ")]
+    return lines[error:] if where and "-packages/mindspore/" not in where[-1] and ANY.match(lines[error]) else []
+
+
 def hint(log, code, shown=()):
     """"MEANS: DO" of the first entry that fits the end of a log or "exit code CODE"; else "".
 
@@ -133,8 +146,8 @@ def hint(log, code, shown=()):
     except OSError:
         lines = []  # what the exit code says is better than nothing
     lines += [line for line in shown if line not in lines]
-    *_, last = ["", *(line for line in lines if line.strip())]
-    lines = [last] if OWN.match(last) else lines
+    lines = [line for line in lines if line.strip()]
+    lines = own_error(lines) or lines
     found = find([*lines, f"exit code {code}"], read())
     if not found:
         return ""

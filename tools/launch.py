@@ -541,7 +541,8 @@ class Job:
             self.guess = (f"rank {gone['rank']} ended, with exit code 0, while rank {failed['rank']} waited for it at "
                           "ranks.leave(); end the script by ranks.leave() on all ranks")
             return 1, gone["rank"]
-        if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
+        unmet = any("rank 0 did not start" in line for line in failed["lines"])
+        if (improperly or unmet) and (early := self.missed_early(unmet or "ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
             name = signal.Signals(failed["ended"]).name[3:]
@@ -565,13 +566,14 @@ class Job:
         """The ranks that MindSpore's scheduler has missed."""
         return set(map(int, re.findall(r"The node: (\d+) is timed out", self.said())))
 
-    def missed_early(self, by_mpirun=False):
-        """A rank that has ended with 0 and that the others missed, or None: mpirun says so, or MindSpore's scheduler,
-        which often ends with rank 0. One that ended by ranks.leave() has met all others there.
+    def missed_early(self, any_rank=False):
+        """A rank that has ended with 0 and that the others missed, or None: any, where mpirun or a rank says so, else
+        those that MindSpore's scheduler names, which often ends with rank 0. One that ended by ranks.leave() has met
+        all others there.
         """
         missed = self.timed_out() | ({0} if self.args.launcher != "msrun" else set())
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0 and not rank.get("leaving") and (
-            by_mpirun or rank["rank"] in missed)), None)
+            any_rank or rank["rank"] in missed)), None)
         if early:
             self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
                           "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")

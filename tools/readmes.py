@@ -42,7 +42,7 @@ SUBSTITUTES = [
      r"\1 --ranks 0-1\2 tests/dry_run_scripts/data_parallel.py", "the reader's own script; two ranks of all"),
     (r"^python3 tools/doctor\.py$", "python3 tools/doctor.py || test $? = 1", "it may find a fault of this machine"),
     (r"^(python3 tools/doctor\.py explain) log_output/\S+$",
-     r"echo 'not enough slots' >$SCRATCH/log; \1 $SCRATCH/log", "a log with a known message"),
+     r"echo 'not enough slots available' >$SCRATCH/log; \1 $SCRATCH/log", "a log with a known message"),
 ]
 QUICK = [  # left out by --fix
     (r"--steps 8 (.*)--test-images 1000", r"--steps 2 --batch-size 8 --blocks 1 0 0 0 \1--test-images 100",

@@ -69,6 +69,25 @@ def take_over():
                   flush=True)
 
     nn.DistributedGradReducer.__init__ = make
+    keep_apart(ops.AllReduce)
+    keep_apart(ops.ReduceScatter)
+
+
+def keep_apart(kind):
+    """In a graph MindSpore takes the maximum or product of a tensor over the ranks for its sum, if that was computed
+    before, but not where either may have a side effect: so say so of all, once there is one that is no sum.
+    """
+    as_ever, made = kind.__init__, []
+
+    @functools.wraps(as_ever)
+    def make(self, *given, **named):
+        as_ever(self, *given, **named)
+        made[:] = [one for one in made if one()] + [weakref.ref(self)]
+        if any(one().op != ops.ReduceOp.SUM for one in made):
+            for one in made:
+                one().add_prim_attr("side_effect_hidden", True)
+
+    kind.__init__ = make
 
 
 def take_note():

@@ -20,7 +20,7 @@ import linux
 
 BUSY = 0.5  # cores: who waits in a collective on CPU keeps 0.04 busy
 INTERVAL = 2  # seconds in which a rank that works has used CPU
-LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|\.so(\.|$)|/tools/launch\.py$")
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^[<?]|\.so(\.|$)|/tools/launch\.py$")
 COLLECTIVE = re.compile(r"(?i)(All_?Reduce|AllGatherV?|ReduceScatter|AlltoAllV?|Broadcast|Barrier|Scatter|Gather|Recv"
                         r"|Receive|Send)(?:\b|_|<|V|I)")
 HAVE_COLLECTIVES = r"/(libmindspore_(cluster|backend_common)|mpi_allreduce[^/]*)\.so$"  # the second: of MindSpore 2.7
