@@ -45,12 +45,12 @@ SUBSTITUTES = [
      r"echo 'not enough slots available' >$SCRATCH/log; \1 $SCRATCH/log", "a log with a known message"),
 ]
 QUICK = [  # left out by --fix
-    (r"--steps 8 (.*)--test-images 1000", r"--steps 2 --batch-size 8 --blocks 1 0 0 0 \1--test-images 100",
+    (r"--steps 8 (.*)--test-images 1000", r"--steps 2 --batch-size 8 --blocks 0 0 0 0 \1--test-images 100",
      "fewer images and layers"),
     (r"--rank-size 8 (tests/dry_run_scripts/semi_auto)", r"--rank-size 8 --ranks 0-1 \1", "two ranks of eight"),
     (r"(run_gpu\.sh .*)--steps 4 (.*)--test-images 1000",
-     r"\1--steps 2 --batch-size 4 --blocks 1 0 0 0 \2--test-images 20", "fewer images and layers"),
-    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 1 0 0 0 --image-size 32",
+     r"\1--steps 2 --batch-size 4 --blocks 0 0 0 0 \2--test-images 20", "fewer images and layers"),
+    (r"(gpu_\w+_train\.py .*)--steps 4", r"\1--steps 2 --batch-size 16 --blocks 0 0 0 0 --image-size 32",
      "smaller"),
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
     (r"^(python \S*make_datasets\.py cifar10 )(\S+)", r'ln -s "$(dirname "$CIFAR10")" \2; \1\2', "it is there already"),
@@ -70,7 +70,7 @@ PRINTED_BY = {
         "for process in /proc/[0-9]*; do "
         "[[ $(readlink $process/cwd) != $PWD/device1 ]] || ! grep -qz '^RANKS_RANK=1$' $process/environ || "
         "kill -9 ${process#/proc/}; done) 2>/dev/null & "
-        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 1 0 0 0 "
+        "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 0 0 0 0 "
         "--parallel-mode data_parallel",
 }
 # Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
