@@ -31,10 +31,8 @@ try:
         # MindSpore merges the slices; None: there is one process, which needs all of them
         files = [str(file) for file in saved.files]
         ms.load_distributed_checkpoint(net, files, None, str(args.strategy))
-    elif missing := {parameter.name for parameter in net.get_parameters()} - saved.whole().keys():
-        raise ValueError(f"{args.folder} has no {min(missing)}: it is of another network")
     else:
-        ms.load_param_into_net(net, saved.whole(), strict_load=True)
+        ms.load_param_into_net(net, saved.whole(net), strict_load=True)
 except (OSError, ValueError) as error:
     parser.error(str(error))
 

@@ -66,11 +66,16 @@ class Saved:
                     raise ValueError(f"{name} in {file} is not as in {self.files[0]}: they are "
                                      "not of one save; use files of the same step")
 
-    def whole(self):
-        """The parameters in full, {name: Parameter}; ValueError if the files hold slices."""
+    def whole(self, net=None):
+        """The parameters in full, {name: Parameter}; ValueError: slices, or not those of net."""
         if self.slices > 1:
             raise ValueError(f"{self.files[0]} holds 1 of {self.slices} slices; make them whole: "
                              "python convert_checkpoints.py FOLDER NEW_FOLDER --ranks 1")
+        for own in net.get_parameters() if net else ():
+            found = self.ranks[0].get(own.name)
+            if found is None or found.dtype != own.dtype or (
+                    found.shape != own.shape and own.name != "weight"):  # that: see _check()
+                raise ValueError(f"{self.files[0]} is of another network: it has no such {own.name}")
         return self.ranks[0]
 
 

@@ -50,8 +50,7 @@ try:
         slices.Saved(args.load).whole()
 except (OSError, ValueError) as error:
     parser.error(str(error))
-if args.check:
-    parser.exit()
+args.check and parser.exit()
 
 # ------------------------------------------------------------------------------ device, other ranks
 ms.set_context(mode=ms.GRAPH_MODE)
@@ -99,9 +98,10 @@ def what_to_load(parameters):
 
 def load(folder):
     """Load whole parameters of a job with other ranks or another mode."""
-    parameters = slices.Saved(folder).whole() if rank == 0 else {}
-    missing = {p.name for p in net.get_parameters() if rank == 0} - parameters.keys()
-    missing and saved.refuse(f"{folder} has no {min(missing)}: it is of another network")
+    try:
+        parameters = slices.Saved(folder).whole(net) if rank == 0 else {}
+    except (OSError, ValueError) as error:
+        saved.refuse(str(error))
     parameters |= {p.name: p for p in optimizer.get_parameters() if p.name.startswith(
         ("learning_rate", "global_step")) or (p.size == 1 and p.name not in parameters)}  # own ones
     # distributed: rank 0 reads, Broadcast gives the others the same: nobody reads another file

@@ -78,6 +78,27 @@ for name, members in (("pair", world[:2]), ("backwards", world[::-1])):
         value = ms.Tensor(data(rank, "float32", 700))
         all_reduce(value, "sum", name)
         check(f"sum in the group {name}", value.asnumpy(), "sum", members, "float32", 700)
+
+
+class Pair(nn.Cell):
+    """Two weights with one gradient, the data's mean, of which MindSpore would make one sum, as of an LSTM's biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (ms.Parameter(ms.ops.ones(5) * number, name=f"{number}") for number in (1, 2))
+
+    def construct(self, value):
+        return (value * (self.first + self.second)).sum()
+
+
+ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+pair = Pair()
+decayed = nn.Momentum(pair.trainable_params(), 0.1, 0.9, weight_decay=0.5)
+nn.TrainOneStepCell(pair, decayed)(ms.Tensor(data(rank, "float32", 5)))
+mean = np.mean([data(member, "float32", 5) for member in world], 0)
+for number, parameter in enumerate(pair.trainable_params(), 1):
+    right = np.allclose(parameter.asnumpy(), number - 0.1 * (mean + 0.5 * number), atol=1e-5)
+    print(f"weight {number} of a pair: {'right' if right else 'WRONG'}", flush=True)
 library = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "mpi_allreduce" in line]
 print(f"sums by MPI: {ctypes.CDLL(library.pop()).sums() if library else 'none'}", flush=True)
 if "--no-leave" not in sys.argv:

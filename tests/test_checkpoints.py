@@ -545,6 +545,19 @@ for rank in range(4):
 """
 
 
+OTHER_BIASES = """
+import pathlib, sys
+import mindspore as ms
+values = ms.load_checkpoint(sys.argv[1])
+saved_by = int(values.pop("rank_size"))
+for folder, bias in (("half", values["bias"].astype(ms.float16)), ("long", ms.ops.zeros(128))):
+    file = pathlib.Path(folder, "rank_0", "net-4_4.ckpt")
+    file.parent.mkdir(parents=True)
+    ms.save_checkpoint([{"name": name, "data": value} for name, value in {**values, "bias": bias}.items()], str(file),
+                       crc_check=True, append_dict={"rank_size": saved_by})
+"""
+
+
 def test_files_of_another_network_or_optimizer(one, tmp_path):
     """What the optimizer lacks in them begins as in a new job; what the network lacks is refused."""
     copy_of(one, tmp_path)
@@ -561,7 +574,16 @@ def test_files_of_another_network_or_optimizer(one, tmp_path):
     for words in ("train.py", "--load", "ck", "--ckpt-dir", "c"), ("predict.py", "ck"):
         refused = forks.run(lesson / words[0], *words[1:], cwd=tmp_path)
         assert refused.code == 2
-        assert "error: ck has no offset: it is of another network" in refused.output
+        assert re.search(r"error: ck\S+ckpt is of another network: it has no such offset\n", refused.output)
+        assert "Traceback" not in refused.output
+    jobs.succeeded(forks.run("-c", OTHER_BIASES, checkpoint(tmp_path, 0, 4), cwd=tmp_path))
+    for words in (("predict.py", "half"), ("predict.py", "long"), ("train.py", "--load", "half", "--ckpt-dir", "d"),
+                  ("train.py", "--load", "ck/rank_0", "--ckpt-dir", "e")):
+        refused = forks.run(LESSON / words[0], *words[1:], cwd=tmp_path)
+        assert refused.code == 2, refused.output
+        assert re.search(r"error: ((half|long)\S+ckpt is of another network: it has no such bias\n|there is no "
+                         "ck/rank_0/rank_0; )", refused.output)
+        assert "Traceback" not in refused.output
     jobs.succeeded(forks.run("-c", CUT_BOTH_WAYS, checkpoint(tmp_path, 0, 4), cwd=tmp_path))
     grid = forks.run(LESSON / "convert_checkpoints.py", "grid", "whole", "--ranks", 1, cwd=tmp_path)
     assert grid.code == 2

@@ -74,18 +74,16 @@ def take_over():
 
 
 def keep_apart(kind):
-    """In a graph MindSpore takes the maximum or product of a tensor over the ranks for its sum, if that was computed
-    before, but not where either may have a side effect: so say so of all, once there is one that is no sum.
+    """Of two collectives of one tensor in a graph MindSpore makes one, but not where there may be side effects. That is
+    wrong where one adds up and the other takes the maximum; and for two weights with one gradient, as the biases of an
+    nn.LSTM: it adds the weight decay of the first before the sum, and the second gets a sum for a mean.
     """
-    as_ever, made = kind.__init__, []
+    as_ever = kind.__init__
 
     @functools.wraps(as_ever)
     def make(self, *given, **named):
         as_ever(self, *given, **named)
-        made[:] = [one for one in made if one()] + [weakref.ref(self)]
-        if any(one().op != ops.ReduceOp.SUM for one in made):
-            for one in made:
-                one().add_prim_attr("side_effect_hidden", True)
+        self.add_prim_attr("side_effect_hidden", True)
 
     kind.__init__ = make
 
