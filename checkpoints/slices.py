@@ -75,7 +75,7 @@ class Saved:
             found = self.ranks[0].get(own.name)
             if found is None or found.dtype != own.dtype or (
                     found.shape != own.shape and own.name != "weight"):  # that: see _check()
-                raise ValueError(f"{self.files[0]} is of another network: it has no such {own.name}")
+                raise ValueError(f"{self.files[0]} is of another network: no such {own.name}")
         return self.ranks[0]
 
 
