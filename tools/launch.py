@@ -514,6 +514,7 @@ class Job:
         where the rank itself cannot know that.
         """
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
+        first = failed[0]
         spoke = [rank for rank in self.ranks.values() if rank["code"] and "lost" not in rank]  # of itself, by its agent
         failed = next((rank for rank in spoke if rank["code"] == 137), (spoke or failed)[0])
         if (self.starter or 0) < 0:
@@ -545,8 +546,11 @@ class Job:
         if (improperly or unmet) and (early := self.missed_early(unmet or "ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
+            who = "the ranks were"
+            if "ended" in first and "1 process returned" in text_of(self.log):  # mpirun has ended the others for it
+                failed, who = first, f"the agent of rank {first['rank']}{self.args.place(first['rank'])} was"
             name = signal.Signals(failed["ended"]).name[3:]
-            self.guess = f"the ranks were ended by {name}, which did not come from this program"
+            self.guess = f"{who} ended by {name}, which did not come from this program"
         return failed["code"], failed["rank"]
 
     def said(self):
