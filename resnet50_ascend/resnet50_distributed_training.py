@@ -66,8 +66,8 @@ def join_ranks(parallel_mode, **settings):
     if target == "CPU" and parallel_mode == "auto_parallel" and "ASCEND_PLAN" not in os.environ:
         parallel_mode = "data_parallel"
         if get_rank() == 0:
-            print("MindSpore has no automatic parallel on CPU (run.sh computes it by mpirun, where "
-                  "dry_run/ lies beside this folder): going on in data parallel.", flush=True)
+            print("MindSpore has no automatic parallel on CPU (run.sh computes it, on one machine, "
+                  "with dry_run/ beside this folder): going on in data parallel.", flush=True)
     mean = parallel_mode == "data_parallel"  # else the loss is the mean over all ranks already
     ms.set_auto_parallel_context(parallel_mode=parallel_mode, gradients_mean=mean, **settings)
     print(f"rank {get_rank()} of {get_group_size()} on {target}, {parallel_mode}", flush=True)

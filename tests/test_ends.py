@@ -803,6 +803,28 @@ def test_a_server_whose_launcher_was_killed_is_not_waited_for(killed, tmp_path):
     assert time.monotonic() - sent < jobs.soon(), result.output
     assert (result.code, result.left_over) == (1, []), result.output
     assert f"the launcher of the ranks from {2 * killed} on has vanished\n" in result.output
+    assert "ended with exit code" not in result.output
+
+
+@pytest.mark.parametrize("stopped", [(3,), (2, 3)])
+def test_a_server_whose_ranks_are_stopped_names_one_and_ends(stopped, tmp_path):
+    """And not the other server; also where no rank there is left that sees that the job has ended."""
+    (options, others), env = two_servers(tmp_path, restarts=0)
+    script = JOINS.replace("sys.argv[1]", repr(str(RANKS.parent))) + "print('ready', flush=True)\ntime.sleep(600)\n"
+    (tmp_path / "other").mkdir()
+    env = {**env, "MS_NODE_TIMEOUT": "5"}
+    with start(tmp_path, script, 4, *options, env=env) as first, \
+            start(tmp_path / "other", script, 4, *others, env=env) as second:
+        for job in (first, second):
+            job.wait_for(r"(?s)ready.*ready")
+        pids = [second.rank_process(rank) for rank in stopped]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        one, two = first.finish(100), second.finish(100)
+    assert (one.code, two.code, one.left_over, two.left_over) == (143, 143, [], []), one.output + two.output
+    assert (f": rank {stopped[0]} (PID {pids[0]}) was stopped, by SIGSTOP or a debugger, and the others missed it; "
+            "they wait longer with MS_NODE_TIMEOUT=<seconds>\n") in two.output
+    assert "no answer any more" not in two.output
 
 
 def test_a_server_where_a_rank_ended_too_early_names_it(tmp_path):

@@ -745,6 +745,7 @@ def test_test_images_beside_train_are_data_too(both, mnist, tmp_path):
     (["-H", "127.0.0.1:1,192.0.2.1:1", "--interface", "lo"], "false", "--interface lo: by it each machine reaches only "
      "itself; name the network between them"),
     (["-H", "node1:2,"], None, "-H node1:2,: write HOST:SLOTS, such as 192.168.0.1:8"),
+    (["-H", "node1:2,[fd00::2]:2"], None, "-H [fd00::2]:2: an IPv6 address, which MindSpore does not know; write HOST"),
     (["--hostfile", "/dev/zero"], None, "the hostfile /dev/zero is no file; give one with lines of HOST slots=NUMBER"),
 ])
 def test_check_hosts_with_bad_input(arguments, ssh, sentence, tmp_path):

@@ -203,7 +203,8 @@ def read_hosts(listed=None, hostfile=None):
     for place, line in lines:
         found = re.fullmatch(rf"((?:[\w.-]+@)?[\w.-]+){slots}", line)
         if not found:
-            raise ValueError(f"{place}: write {form}")
+            six = "an IPv6 address, which MindSpore does not know; " if "::" in line or "[" in line else ""
+            raise ValueError(f"{place}: {six}write {form}")
         hosts.append((found[1], int(found[2] or 1)))
     if not hosts:
         raise ValueError(f"{hostfile} names no machine; write a line HOST slots=NUMBER for each")

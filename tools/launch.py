@@ -322,6 +322,7 @@ class Job:
         self.asked = None  # when the ranks were asked where they stand
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
         self.hint = ""  # to a reason
+        self.next_look = self.missing = 0  # of left_behind(): when, and how often in a row no scheduler was there
         self.ending = False  # are the ranks to end, those included that have not come yet?
         self.turn = ""  # what take_turns() has taken
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
@@ -439,9 +440,8 @@ class Job:
             files.register(link, selectors.EVENT_READ, self.servers)
         while True:
             events = files.select(0.2)
-            for key, _ in events:
-                if end := self.take(key):
-                    return end
+            if end := next(filter(None, (self.take(key) for key, _ in events)), self.left_behind()):
+                return end
             self.look_at_the_clock()
             if self.stopped and (result := self.stopped.go_on()):
                 say(f"{self.args.name}: {result}")
@@ -488,6 +488,8 @@ class Job:
             code, reason, stopped = self.servers.news(key.fileobj)
             if code == 143 and not stopped and (early := self.missed_early()):
                 return 1, early["rank"]
+            if code == 143 and not stopped and (halted := self.halted()):
+                return self.say_stopped(halted)
             if code:  # else these have ended well, and what becomes of the ranks here has another reason
                 self.reason, self.stopped = reason, stopped
                 return code, None
@@ -520,14 +522,7 @@ class Job:
         if (self.starter or 0) < 0:
             return 128 - self.starter, failed["rank"]
         if halted and failed["code"] == 143:
-            if halted is self.scheduler:
-                number, who, longer = None, "MindSpore's scheduler", ""
-            else:
-                number, longer = halted["rank"], "; they wait longer with MS_NODE_TIMEOUT=<seconds>"
-                who = f"rank {number}"
-            self.guess = (f"{who} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the others missed it"
-                          f"{longer}")
-            return 143, number
+            return self.say_stopped(halted)
         silent = self.timed_out() & {rank["rank"] for rank in self.ranks.values() if rank["code"] is None}
         if silent and failed["code"] == 143 and "ended" not in failed:
             first = min(silent)
@@ -552,6 +547,31 @@ class Job:
             name = signal.Signals(failed["ended"]).name[3:]
             self.guess = f"{who} ended by {name}, which did not come from this program"
         return failed["code"], failed["rank"]
+
+    def say_stopped(self, halted):
+        """What name_one_of() returns, where it is one of halted()."""
+        if halted is self.scheduler:
+            number, who, longer = None, "MindSpore's scheduler", ""
+        else:
+            number, longer = halted["rank"], "; they wait longer with MS_NODE_TIMEOUT=<seconds>"
+            who = f"rank {number}"
+        self.reason = (f"{who} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the others missed it"
+                       f"{longer}")
+        return 143, number
+
+    def left_behind(self):
+        """What watch() returns where MindSpore's scheduler, on another machine, has ended while all ranks here are
+        stopped, which cannot see it. It is looked for twice, for the network may have failed.
+        """
+        if (not self.args.meeting or self.args.local[0] == 0 or self.args.target == "Ascend"
+                or time.monotonic() < self.next_look):
+            return None
+        self.next_look = time.monotonic() + 5
+        alive = [rank for rank in self.ranks.values() if rank["code"] is None]
+        alone = alive and all((linux.stat_of(rank["pid"]) or "?")[0] in "Tt" for rank in alive) and (
+            not listens((self.args.meeting[0], self.args.meeting[1] - 1)))
+        self.missing = self.missing + 1 if alone else 0
+        return self.say_stopped(min(alive, key=lambda rank: rank["rank"])) if self.missing > 1 else None
 
     def said(self):
         """The log of msrun's scheduler, on the first machine; else its lines are among those of rank 0. And the last

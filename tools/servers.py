@@ -184,8 +184,10 @@ class Servers:
     def heed(self, said):
         """A server has said how it has ended: will it start again?"""
         if self.over(said):
-            self.done = (f"the ranks from {said['first']} on, on another server, have ended with exit code "
-                         f"{said['code']}, and do not start again")
+            ranks = f"ranks from {said['first']} on"
+            self.done = (f"the launcher of the {ranks} has vanished" if said.get("vanished") else
+                         f"the {ranks}, on another server, have ended with exit code {said['code']}") + (
+                             ", and do not start again")
 
     @staticmethod
     def over(said):
@@ -216,12 +218,13 @@ class Servers:
         """How it has ended on a server: (exit code, what to say of it, did somebody want it?)."""
         first = next(rank for rank, its in self.links.items() if its is link)
         del self.links[first]
-        said = {"code": 1, "stopped": False, "first": first}
-        sentence = f"the launcher of the ranks from {first} on has vanished"
+        said = {"code": 1, "stopped": False, "first": first, "vanished": True}
         with contextlib.suppress(OSError, ValueError):
             line = read_line(link)
             said["over"] = line == b""  # killed: one that only lost the network's connection raises an OSError
-            said.update(json.loads(line or b""))
+            said.update({"vanished": False, **json.loads(line or b"")})
+        sentence = f"the launcher of the ranks from {said['first']} on has vanished"
+        if not said["vanished"]:
             sentence = (f"the ranks from {said['first']} on, on another server, " + (
                 "were ended there, by a signal or the --time-limit," if said["stopped"] else "ended") +
                 f" with exit code {said['code']}; see there")
