@@ -474,8 +474,8 @@ def test_msrun_when_a_far_rank_fails_after_the_near_ones_have_ended(both, tmp_pa
         os.kill(second.rank_process(1), signal.SIGKILL)
         near, far = first.finish(60), second.finish(60)
     assert (near.code, far.code) == (1, 137), near.output
-    assert ("no answer any more from rank 1 on machine 1: it failed, or its network did. The ranks of machine 0, 0 to "
-            "0, had ended well before; exit code 1. Machine R is") in near.output
+    assert ("no answer any more from rank 1 on machine 1: it failed or was stopped, or its network failed. The ranks "
+            "of machine 0, 0 to 0, had ended well before; exit code 1. Machine R is") in near.output
     nothing_left(both)
 
 
