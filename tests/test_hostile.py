@@ -958,8 +958,8 @@ def test_a_signal_to_an_agent_is_not_said_to_be_a_lack_of_memory(number, tmp_pat
         os.kill(agents[0], number)
         result = job.finish(60)
     assert result.code == 128 + number, result.output
-    assert (f"ranks.py: the agent of rank {rank} was ended by {number.name[3:]}, which did not come from this program\n"
-            in result.output)
+    assert (f"ranks.py: the agent of rank {rank} was the first that was ended by {number.name[3:]}, which did not come "
+            "from this program\n") in result.output
     assert not result.left_over
 
 

@@ -214,8 +214,16 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3,
     (f"{EARLIER}{TRACE.replace('/home/me/train.py', MINDSPORES)}ValueError: of\nMindSpore", "module-missing"),
     (f"{EARLIER}{TRACE}MemoryError\n\nThe above exception was the direct cause of the following exception:\n\n"
      f"{TRACE}StepError: it failed", "module-missing"),
-    (f"{EARLIER}{TRACE}AssertionError\n[ERROR] mpirun: rank 1 failed, exit code 137", "killed"),
+    (f"{EARLIER}{TRACE}AssertionError\nprocess rank 1 exited on signal 9 (Killed).", "killed"),
+    (f"{EARLIER}{TRACE}AssertionError\n\nDuring handling of the above exception, another exception occurred:\n\n"
+     f"{TRACE}Stop", "module-missing"),
+    (f"{EARLIER}{TRACE.replace('/home/me/train.py', MINDSPORES)}  File \"/usr/lib/python3.11/inspect.py\", line 9\n"
+     "TypeError: a\nb", "module-missing"),
+    (f"{EARLIER}RuntimeError: why\nException ignored in atexit callback: <function f>\n{TRACE}KeyError: 1",
+     "module-missing"),
     ("exit code 137 of my child", None),
+    ("node1.cluster: ssh: connect to host node2 port 22: No route to host", "network-unreachable"),
+    ("train.py: [ERROR] Connection refused", "rank-gone"),
     ("TypeError: Trainer.prepare() takes 1 positional argument but 2 were given", None),
     ("redis.exceptions.ConnectionError: Error 111 connecting to db:6379. Connection refused.", None),
     ("requests.exceptions.ConnectTimeout: Network is unreachable", None),

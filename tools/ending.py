@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import gc
 import io
+import logging
 import multiprocessing.util
 import os
 import re
@@ -18,8 +19,9 @@ from pathlib import Path
 
 def note_at_end():
     """Have atexit note what the script, and not MindSpore, registers; once a process, whoever runs this file."""
-    register, unregister, noted = atexit.register, atexit.unregister, []
+    register, unregister, noted, begun = atexit.register, atexit.unregister, [], []
     others = None if "mindspore" in sys.modules else [multiprocessing.util._exit_function]
+    register(lambda: begun.append(True))  # Python calls it right before what was registered earlier
 
     def note(function, /, *arguments, **keywords):
         if not str(getattr(function, "__module__", "")).startswith("mindspore"):
@@ -32,7 +34,7 @@ def note_at_end():
         noted[:] = [each for each in noted if each[0] != function]
         unregister(function)
 
-    note.noted, note.others = noted, others
+    note.noted, note.others, note.begun = noted, others, begun
     atexit.register, atexit.unregister = note, forget
 
 
@@ -41,17 +43,18 @@ if not hasattr(atexit.register, "noted"):
 AT_END = atexit.register.noted  # (function, arguments, keywords)
 # What is not to be called: MindSpore's, and what end_processes() does. None if that came first, and is not known.
 OTHERS = atexit.register.others
+BEGUN = atexit.register.begun  # has Python?
 
 
 def mindspore_is_imported():
     """What its import has registered is not the script's."""
-    OTHERS.extend(function for function, *_ in AT_END)
+    OTHERS.extend(function for function, *_ in AT_END if function is not logging.shutdown)
     AT_END.clear()
 
 
 def call_the_earlier():
     """Call what was registered before this file was run: atexit does not say what that is, but calls all it has."""
-    if OTHERS is None:
+    if OTHERS is None or BEGUN:  # Python is at it, and calls each once
         return
     for function in OTHERS:
         atexit.unregister(function)
@@ -134,6 +137,7 @@ def finish_writing(alone=False, last=True):
         except SystemExit:  # as Python: the next one is called all the same, and the exit code stays
             pass
         except BaseException:  # noqa: BLE001
+            print(f"Exception ignored in atexit callback: {function!r}", file=sys.stderr)
             traceback.print_exc()
     if last:
         call_the_earlier()

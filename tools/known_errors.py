@@ -21,6 +21,8 @@ ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[
 OTHERS = r"(?!(Runtime|System|Memory|OS|IO|Connection\w*|BrokenPipe|Timeout|BlockingIO)Error\b)"
 OWN = re.compile(OTHERS + r"[\w.]+(Error|Exception): ")
 ANY = re.compile(OTHERS + r"[A-Za-z_][\w.]*(:|$)")  # ... is raised outside of it
+LIBRARY = re.compile(r'/lib/python3|-packages/|"<frozen ')
+AT_EXIT = re.compile("(Exception ignored|Error) in atexit")  # what follows is no reason
 PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
 VERIFIED = {
     "": {"test": "a test provokes it", "hand": "seen, by hand", "documentation": "not seen here, from documentation"},
@@ -120,14 +122,19 @@ def memory_asked(lines):
 
 def own_error(lines):
     """The lines of a log, none empty, from the error of the script's own on that ends it; [] if none does."""
+    end = next((number for number, line in enumerate(lines) if AT_EXIT.match(line)), None)
+    lines = lines[:end]
     *_, begin = [-1, *(number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call"))]
     error = next((number for number in range(begin + 1, len(lines)) if not lines[number].startswith(" ")), -1)
-    if begin > 0 and "direct cause of the following" in lines[begin - 1]:
+    before = lines[begin - 1] if begin > 0 else ""
+    if "direct cause of the following" in before:
         return []  # which says more
     if lines and OWN.match(lines[-1]):
         return lines[-1:]
-    where = [line for line in lines[begin:error] if line.startswith("  File ")]
-    return lines[error:] if where and "-packages/mindspore/" not in where[-1] and ANY.match(lines[error]) else []
+    frames = [line for line in lines[begin:error] if line.startswith("  File ")]
+    *_, where = ["/mindspore/", *(line for line in frames if "/mindspore/" in line or not LIBRARY.search(line))]
+    return lines[error:] if "/mindspore/" not in where + before and "During handling" not in before and (
+        ANY.match(lines[error])) else []
 
 
 def hint(log, code, shown=()):
@@ -146,7 +153,7 @@ def hint(log, code, shown=()):
     except OSError:
         lines = []  # what the exit code says is better than nothing
     lines += [line for line in shown if line not in lines]
-    lines = [line for line in lines if line.strip()]
+    lines = [line for line in lines if line.strip() and set(re.findall(r"exit code (\d+)", line)) <= {str(code)}]
     lines = own_error(lines) or lines
     found = find([*lines, f"exit code {code}"], read())
     if not found:

@@ -537,15 +537,16 @@ class Job:
             self.guess = (f"rank {gone['rank']} ended, with exit code 0, while rank {failed['rank']} waited for it at "
                           "ranks.leave(); end the script by ranks.leave() on all ranks")
             return 1, gone["rank"]
-        unmet = any("rank 0 did not start" in line for line in failed["lines"])
-        if (improperly or unmet) and (early := self.missed_early(unmet or "ended" in failed)):
+        improperly |= any("rank 0 did not start" in line for line in failed["lines"])
+        if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
-            who = "the ranks were"
+            who, they = "the ranks", "were ended"
             if "ended" in first and "1 process returned" in text_of(self.log):  # mpirun has ended the others for it
-                failed, who = first, f"the agent of rank {first['rank']}{self.args.place(first['rank'])} was"
+                failed, who = first, f"the agent of rank {first['rank']}{self.args.place(first['rank'])}"
+                they = "was the first that was ended"  # it may have been sent to all
             name = signal.Signals(failed["ended"]).name[3:]
-            self.guess = f"{who} ended by {name}, which did not come from this program"
+            self.guess = f"{who} {they} by {name}, which did not come from this program"
         return failed["code"], failed["rank"]
 
     def say_stopped(self, halted):
@@ -590,14 +591,13 @@ class Job:
         """The ranks that MindSpore's scheduler has missed."""
         return set(map(int, re.findall(r"The node: (\d+) is timed out", self.said())))
 
-    def missed_early(self, any_rank=False):
-        """A rank that has ended with 0 and that the others missed, or None: any, where mpirun or a rank says so, else
-        those that MindSpore's scheduler names, which often ends with rank 0. One that ended by ranks.leave() has met
-        all others there.
+    def missed_early(self, by_mpirun=False):
+        """A rank that has ended with 0 and that the others missed, or None: mpirun says so, or MindSpore's scheduler,
+        which often ends with rank 0. One that ended by ranks.leave() has met all others there.
         """
         missed = self.timed_out() | ({0} if self.args.launcher != "msrun" else set())
         early = next((rank for rank in self.ranks.values() if rank["code"] == 0 and not rank.get("leaving") and (
-            any_rank or rank["rank"] in missed)), None)
+            by_mpirun or rank["rank"] in missed)), None)
         if early:
             self.guess = (f"rank {early['rank']} ended, with exit code 0, while others were at work, which ended them, "
                           "too; let all ranks do the same steps, and end the script by ranks.leave(), or normally")
