@@ -100,6 +100,9 @@ def main():
     args = parser.parse_args()
     if not (args.data_path / "train-images-idx3-ubyte").is_file():
         parser.error(f"{args.data_path} holds no MNIST files: python tools/make_datasets.py mnist {args.data_path}")
+    most = max(ranks for ranks, _ in ROWS)
+    if min(args.steps, args.seeds, args.batch_size) < 1 or args.batch_size % most:
+        parser.error(f"--steps and --seeds must be at least 1, --batch-size a multiple of {most}, the most ranks")
     if args.rank:
         train(args)
         return

@@ -516,7 +516,7 @@ class Job:
         where the rank itself cannot know that.
         """
         self.starter = self.started[0].poll() if self.args.launcher != "table" else None
-        first = failed[0]
+        heard_first = failed[0]
         spoke = [rank for rank in self.ranks.values() if rank["code"] and "lost" not in rank]  # of itself, by its agent
         failed = next((rank for rank in spoke if rank["code"] == 137), (spoke or failed)[0])
         if (self.starter or 0) < 0:
@@ -542,9 +542,9 @@ class Job:
             return 1, early["rank"]
         if "ended" in failed:
             who, they = "the ranks", "were ended"
-            if "ended" in first and "1 process returned" in text_of(self.log):  # mpirun has ended the others for it
-                failed, who = first, f"the agent of rank {first['rank']}{self.args.place(first['rank'])}"
-                they = "was the first that was ended"  # it may have been sent to all
+            if "ended" in heard_first and "1 process returned" in text_of(self.log):  # for it mpirun ended the others
+                failed, number = heard_first, heard_first["rank"]
+                who, they = f"the agent of rank {number}{self.args.place(number)}", "was the first that was ended"
             name = signal.Signals(failed["ended"]).name[3:]
             self.guess = f"{who} {they} by {name}, which did not come from this program"
         return failed["code"], failed["rank"]
