@@ -1,6 +1,5 @@
 """What many tests read, made once: data sets by the project's own tool, a dry run."""
 
-import collections
 import json
 import os
 
@@ -8,20 +7,14 @@ import jobs
 import pytest
 
 WAITING = ("compute", "copied_out", "ends", "find_others", "hostile", "known_errors", "launch_options",
-           "mpi_allreduce", "printed", "several_machines", "stalls")  # files whose tests wait half of the time
+           "mpi_allreduce", "printed", "stalls")  # files whose tests wait half of the time
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest, so that no worker is still at it when the others have finished. The files whose tests
-    wait are spread among those that compute, so that there is something to compute until the end.
+    """Begin with the longest, so that no worker is still at it when the others have finished; then those that wait:
+    they are one worker's of three, so that seldom more ranks compute at a time than there are cores.
     """
-    sizes, place = collections.Counter(item.path for item in items), {}
-    for waits in (True, False):
-        files = [path for path in sizes if (path.stem[5:] in WAITING) == waits]
-        for number, path in enumerate(files):
-            before = sum(map(sizes.get, files[:number]))
-            place[path] = (before + sizes[path] / 2) / sum(map(sizes.get, files))
-    items.sort(key=lambda item: ("test_kills" not in item.name, place[item.path]))
+    items.sort(key=lambda item: ("test_kills" not in item.name, item.path.stem[5:] not in WAITING))
 
 
 def pytest_terminal_summary(terminalreporter):
