@@ -1211,11 +1211,7 @@ def test_ranks_that_end_well_and_do_not_tell(launcher, who, sentence, tmp_path):
 
 def test_a_rank_0_that_ends_well_before_the_ranks_meet_is_named(tmp_path):
     """By mpirun the others wait a minute for it, here 2 s."""
-    for folder in ("mnist_ddp", "tools"):
-        shutil.copytree(jobs.REPO / folder, tmp_path / folder)
-    ranks = tmp_path / "mnist_ddp" / "ranks.py"
-    assert ranks.read_text().count("range(3000)") == 1
-    ranks.write_text(ranks.read_text().replace("range(3000)", "range(100)"))
+    ranks = jobs.planted("mnist_ddp", tmp_path, "ranks.py", ("range(3000)", "range(100)")) / "ranks.py"
     (tmp_path / "train.py").write_text(f"import os\nif os.environ['RANKS_RANK'] == '0':\n    os._exit(0)\n{JOINS}")
     with jobs.Job(jobs.PYTHON, ranks, "-n", 2, "train.py", "--", ranks.parent, cwd=tmp_path, env=CPU) as job:
         result = job.finish(60)

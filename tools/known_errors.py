@@ -6,6 +6,7 @@ prints "MEANS: DO" of the first entry that fits the end of a log or "exit code C
 when a rank has failed, so it needs nothing but Python.
 """
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -122,8 +123,7 @@ def memory_asked(lines):
 
 def own_error(lines):
     """The lines of a log, none empty, from the error of the script's own on that ends it; [] if none does."""
-    end = next((number for number, line in enumerate(lines) if AT_EXIT.match(line)), None)
-    lines = lines[:end]
+    lines = list(itertools.takewhile(lambda line: not AT_EXIT.match(line), lines))
     *_, begin = [-1, *(number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call"))]
     error = next((number for number in range(begin + 1, len(lines)) if not lines[number].startswith(" ")), -1)
     before = lines[begin - 1] if begin > 0 else ""

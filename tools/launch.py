@@ -83,6 +83,11 @@ def listens(address):
         return probe.connect_ex(address) == 0
 
 
+def is_stopped(rank):
+    """Is the process of this rank, or scheduler, of this machine stopped?"""
+    return (linux.stat_of(rank["pid"]) or "?")[0] in "Tt"
+
+
 def await_scheduler(args, address, starter, remedy):
     """Wait for MindSpore's scheduler on (host, port), --wait seconds at most; ends this program if it does not come.
 
@@ -509,7 +514,7 @@ class Job:
     def halted(self):
         """A rank of this machine that is stopped, or msrun's scheduler, or None: the others miss its signs of life."""
         return next((rank for rank in (*self.ranks.values(), self.scheduler) if rank
-                     and rank["host"] == socket.gethostname() and (linux.stat_of(rank["pid"]) or "?")[0] in "Tt"), None)
+                     and rank["host"] == socket.gethostname() and is_stopped(rank)), None)
 
     def name_one_of(self, failed, halted):
         """Which of the ranks that have failed is the cause? Returns (the job's exit code, the rank); self.guess is why,
@@ -569,8 +574,7 @@ class Job:
             return None
         self.next_look = time.monotonic() + 5
         alive = [rank for rank in self.ranks.values() if rank["code"] is None]
-        alone = alive and all((linux.stat_of(rank["pid"]) or "?")[0] in "Tt" for rank in alive) and (
-            not listens((self.args.meeting[0], self.args.meeting[1] - 1)))
+        alone = alive and all(map(is_stopped, alive)) and not listens((self.args.meeting[0], self.args.meeting[1] - 1))
         self.missing = self.missing + 1 if alone else 0
         return self.say_stopped(min(alive, key=lambda rank: rank["rank"])) if self.missing > 1 else None
 
