@@ -192,6 +192,16 @@ def test_two_at_once_do_not_touch_each_other(tmp_path):
     assert "is there already" in make(tmp_path / "set", "mnist").output
 
 
+def test_a_set_that_comes_in_the_last_moment_is_left_as_it_is(tmp_path):
+    copy = jobs.planted("tools", tmp_path, "make_datasets.py", (
+        "            partial.rename(folder)\n",
+        "            shutil.copytree(partial, folder)  # as another run does\n            partial.rename(folder)\n"))
+    result = jobs.run(jobs.PYTHON, copy / "make_datasets.py", "mnist", tmp_path / "set", cwd=tmp_path)
+    assert result.code == 2
+    assert "set/t10k-images-idx3-ubyte has come meanwhile, perhaps of another run" in result.output
+    assert not list(tmp_path.glob("*.partial"))
+
+
 @pytest.mark.parametrize(("name", "proxy"), [
     ("mnist", "http://127.0.0.1:9"), ("cifar10", "http://127.0.0.1:9"), ("mnist", "http://127.0.0.1:port")])
 def test_download_without_network_says_so(name, proxy, tmp_path):

@@ -14,6 +14,7 @@ that holds anything else, unless --force is given.
 
 import argparse
 import contextlib
+import errno
 import functools
 import gzip
 import hashlib
@@ -206,9 +207,13 @@ def put_in_place(partial, folder, force):
     if folder.exists() and not any(folder.iterdir()) and not folder.samefile("."):  # a shell there would lose it
         with contextlib.suppress(OSError):  # a mount point stays
             folder.rmdir()
-    if not folder.exists():
-        partial.rename(folder)
-        return
+    try:
+        if not folder.exists():
+            partial.rename(folder)
+            return
+    except OSError as error:  # another run was a moment faster
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
     for old in sorted(folder / item.name for item in partial.iterdir()):
         if old.exists() and not (force or old.is_dir() and not any(old.iterdir())):
             raise DatasetError(f"{old} has come meanwhile, perhaps of another run; it is left as it is")
