@@ -1,4 +1,4 @@
-"""What launch.py, agent.py and stacks.py ask of Linux: the processes of a session, and to be ended with a parent."""
+"""What the launcher and its helpers ask of Linux: processes of a session, names and folders of one job, addresses."""
 
 import contextlib
 import ctypes
@@ -69,6 +69,13 @@ def take_folder(path):
         except BlockingIOError:
             return False
     return True
+
+
+def own_address(other):
+    """The address of this machine by which it reaches another one: those of docker0 and such are alike on all."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))  # sends nothing: it only asks for the route
+        return probe.getsockname()[0]
 
 
 def die_of(number):

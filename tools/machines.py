@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import check_hosts
+import linux
 from servers import if_only_here
 
 # mpirun hands no variable to other machines by itself.
@@ -142,7 +143,7 @@ def prepare_mpirun(args, launch):
     machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
     args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
     args.local = range(machine_of.count(machine_of[0]))
-    args.address = own_address(address, args.interface)
+    args.address = check_hosts.address_of_interface(args.interface) or linux.own_address(address)
     if args.target == "CPU":
         os.environ.update(MS_SCHED_HOST=address, MS_SCHED_PORT=str(port))
         share = len(os.sched_getaffinity(0)) // max(map(machine_of.count, machine_of))
@@ -153,15 +154,6 @@ def prepare_mpirun(args, launch):
     for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
         if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name):
             args.command += ["-x", name]
-
-
-def own_address(other, interface):
-    """The address of this machine by which another one reaches it."""
-    if found := check_hosts.address_of_interface(interface):
-        return found
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # sends nothing: it only asks for the route
-        return probe.getsockname()[0]
 
 
 def mpirun_options(args, csh=False):

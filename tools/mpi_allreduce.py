@@ -13,7 +13,6 @@ import ctypes
 import os
 import re
 import runpy
-import socket
 import time
 from pathlib import Path
 
@@ -46,7 +45,8 @@ def set_up():
             raise RuntimeError("ALL_REDUCE=MPI needs Open MPI's mpicc, a C compiler, and the right to write into "
                                f"{HERE}/__pycache__; without ALL_REDUCE=MPI the ranks start, too")
         if not networks_chosen():  # not /32: of 32 bits Open MPI makes the mask of none
-            env["OMPI_MCA_btl_tcp_if_include"] = f"{own_address(env['MS_SCHED_HOST'])}/31"
+            own_address = runpy.run_path(str(HERE / "linux.py"))["own_address"](env["MS_SCHED_HOST"])
+            env["OMPI_MCA_btl_tcp_if_include"] = f"{own_address}/31"
     if not file:
         return abs
     # Shared memory and TCP, for others take a second to end; and a rank that waits leaves its core to others, without
@@ -69,13 +69,6 @@ def networks_chosen():
         with contextlib.suppress(OSError):
             told += "\n" + Path(os.path.expanduser(file)).read_text(errors="replace")
     return re.search(r"^\s*btl_tcp_if_(in|ex)clude", told, re.MULTILINE)
-
-
-def own_address(other):
-    """The address of this machine by which it reaches another one: those of docker0 and such are alike on all."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # sends nothing: it only asks for the route
-        return probe.getsockname()[0]
 
 
 def wait_for(note):

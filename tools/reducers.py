@@ -69,38 +69,33 @@ def take_over():
                   flush=True)
 
     nn.DistributedGradReducer.__init__ = make
-    keep_apart(ops.AllReduce)
-    keep_apart(ops.ReduceScatter)
+    for kind in ops.AllReduce, ops.ReduceScatter:
+        after(kind, "__init__", keep_apart)
 
 
-def keep_apart(kind):
+def keep_apart(collective):
     """Of two collectives of one tensor in a graph MindSpore makes one, but not where there may be side effects. That is
     wrong where one adds up and the other takes the maximum; and for two weights with one gradient, as the biases of an
     nn.LSTM: it adds the weight decay of the first before the sum, and the second gets a sum for a mean.
     """
-    as_ever = kind.__init__
+    collective.add_prim_attr("side_effect_hidden", True)
+
+
+def after(kind, method, do):
+    """Have a method of a class do(self) in the end."""
+    as_ever = getattr(kind, method)
 
     @functools.wraps(as_ever)
-    def make(self, *given, **named):
-        as_ever(self, *given, **named)
-        self.add_prim_attr("side_effect_hidden", True)
+    def wrapped(self, *given, **named):
+        result = as_ever(self, *given, **named)
+        do(self)
+        return result
 
-    kind.__init__ = make
+    setattr(kind, method, wrapped)
 
 
 def take_note():
     """Note what a script makes that tells whether all ranks should hold the same weights."""
-    def after(kind, method, do):
-        as_ever = getattr(kind, method)
-
-        @functools.wraps(as_ever)
-        def wrapped(self, *given, **named):
-            result = as_ever(self, *given, **named)
-            do(self)
-            return result
-
-        setattr(kind, method, wrapped)
-
     def hold(optimizer):
         OPTIMIZERS.add(optimizer)
         LAST[:] = [optimizer]
