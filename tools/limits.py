@@ -18,7 +18,8 @@ ADDRESSES, DATA, STACK = 2900, 1600, 0.5  # MB: measured, a rank starts and trai
 FILES, FILES_OF_A_RANK = 40, 5  # measured: with 2 ranks all ends well from 50 on, with 16 from 120
 STAY_HERE = "OMPI_MCA_ras", "^slurm,tm,lsf,gridengine"
 ANY_NAME = "OMPI_MCA_regx", "naive"  # else mpirun can read no host name with an _
-OWN_SETTINGS = (STAY_HERE, ANY_NAME)  # of mpirun, not of the user
+ALONE = "OMPI_MCA_plm", "isolated"  # else mpirun wants ssh, though it does not use it
+OWN_SETTINGS = (STAY_HERE, ANY_NAME, ALONE)  # of mpirun, not of the user
 
 
 def look(ranks, mpirun, warn):
@@ -73,6 +74,8 @@ def look_at_mindspores_logs():
 def stay_here():
     """Make mpirun start its ranks on this machine only: in an allocation of Slurm it would ask that for others."""
     os.environ.setdefault(*STAY_HERE)
+    if not (shutil.which("ssh") or shutil.which("rsh")):
+        os.environ.setdefault(*ALONE)
 
 
 def look_at_ulimit(ranks, warn):

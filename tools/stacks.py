@@ -158,6 +158,11 @@ def works(one):
     return works_hard(one)
 
 
+def in_collective(one):
+    """Does a rank wait for others?"""
+    return standing(one)[0].startswith("waits in ")
+
+
 def works_hard(one):
     return one["cores"] > BUSY or one["runs"]
 
