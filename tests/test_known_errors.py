@@ -89,6 +89,7 @@ from mindspore.communication import init
 init()
 for name, mode, parallel_mode, net in (
         ("sync-batch-norm-on-cpu", ms.PYNATIVE_MODE, "data_parallel", lambda: nn.SyncBatchNorm(2)),
+        ("cpu-collective", ms.GRAPH_MODE, "stand_alone", lambda: ms.ops.AllReduce("max")),
         ("parallel-on-cpu", ms.GRAPH_MODE, "semi_auto_parallel", lambda: nn.Dense(2, 2))):
     ms.set_context(mode=mode)
     ms.set_auto_parallel_context(parallel_mode=parallel_mode)
@@ -129,8 +130,8 @@ IN_TWO_WORKERS = set(re.findall(r'\("([\w-]+)", ms', TWO_WORKERS))
 BY_COMMAND = {"mpirun-as-root", "mpirun-daemons", "mpi-on-cpu", "module-not-found", "local-worker-number",
               "data-worker"}
 BY_A_TEST = {"host-name", "mpirun-slots", "mpi-unreachable", "disk-full", "shared-memory", "port-in-use", "port-shared",
-             "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config", "keyboard",
-             "cut-in-two-ways", "gradient-of-a-gradient"}
+             "no-ssh", "ranks-missing", "runs-anew", "mpirun-room", "number-of-ranks", "recursion", "dump-config",
+             "keyboard", "cut-in-two-ways", "gradient-of-a-gradient"}
 PROVOKED = IN_ONE_PROCESS | IN_TWO_WORKERS | BY_COMMAND | BY_A_TEST | set(PLANTED)
 
 
@@ -209,6 +210,10 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3,
     ("[ERROR] Failed to call bind: Address already in use\nRuntimeError: Failed to init", "port-in-use"),
     ("KeyError: 'rates'\nConnectionRefusedError: [Errno 111] Connection refused", "rank-gone"),
     ("ModuleNotFoundError: No module named 'curves'", "module-missing"),
+    (f'{TRACE}  File "/usr/lib/python3.11/socket.py", line 9, in connect\nConnectionRefusedError: [Errno 111] '
+     "Connection refused", None),
+    (f'{TRACE}  File "/home/me/ranks.py", line 9, in leave\nConnectionResetError: [Errno 104] Connection reset by peer',
+     "rank-gone"),
     (f"{EARLIER}{TRACE}StopIteration", None),
     (f"{EARLIER}{TRACE}lesson.Stop: 3 epochs\nin all\n\nand closed", None),
     (f"{EARLIER}{TRACE}RuntimeError: of MindSpore?", "module-missing"),

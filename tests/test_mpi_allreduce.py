@@ -19,7 +19,8 @@ def copied(folder, *change):
         (folder / name).mkdir()
     shutil.copy(jobs.REPO / "mnist_ddp/ranks.py", folder / "lesson")
     for name in ("in_rank.py", "ending.py", "linux.py", "loss_lines.py", "binding.py", "convolutions.py", "native.py",
-                 "linker_table.h", "find_others.py", "find_others.c", "reducers.py", "alike.py", TOOL.name):
+                 "linker_table.h", "find_others.py", "find_others.c", "reducers.py", "alike.py", "wide_numbers.py",
+                 TOOL.name):
         shutil.copy(jobs.REPO / "tools" / name, folder / "tools")
     text = TOOL.with_suffix(".c").read_text()
     if change:

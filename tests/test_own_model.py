@@ -142,6 +142,41 @@ def test_means_that_would_be_wrong_are_refused(tmp_path):
             assert re.search(pattern, line)
 
 
+WIDE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ranks
+import numpy as np
+import mindspore as ms
+from mindspore import Tensor, ops
+ranks.join()
+ms.communication.init()
+rank = ms.communication.get_rank()
+count = Tensor(np.array([[2 ** 40 + rank, -3]]).repeat(2, 0).T[::-1])
+time = Tensor(np.array([1.7e9 + rank + 0.125]))
+[counts], [times], [begin] = (ops.Broadcast(1)((one,)) for one in (count, time, Tensor(2 ** 50 + rank)))
+for one in ops.AllGather()(count), ops.AllGather()(time), counts, times, begin:
+    print(one.dtype, one.asnumpy().tolist(), flush=True)
+try:
+    ops.AllGather()(Tensor(1.0))
+except ValueError as error:
+    print(error, flush=True)
+ranks.leave()
+"""
+
+
+def test_numbers_of_64_bits_travel_whole(tmp_path):
+    (tmp_path / "wide.py").write_text(WIDE)
+    result = jobs.succeeded(jobs.run(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "wide.py", "--", LESSON, cwd=tmp_path))
+    counts = [[[-3] * 2, [2 ** 40 + rank] * 2] for rank in range(2)]
+    times = [1.7e9 + 0.125, 1.7e9 + 1.125]
+    wanted = [f"Int64 {counts[0] + counts[1]}", f"Float64 {times}", f"Int64 {counts[1]}", f"Float64 {times[1:]}",
+              f"Int64 {2 ** 50 + 1}", "AllGather joins the ranks' tensors along their first axis, and a single number "
+                                      "has none: give it x.reshape(1)"]
+    for rank in range(2):
+        assert re.findall(rf"^\[rank {rank}\] (.*)", result.output, re.MULTILINE) == wanted
+
+
 OWN_LOOP = """step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), nn.Momentum(
     net.trainable_params(), 0.1 + rank / 1000, 0.9)).set_train()
 for point, height in dataset:

@@ -89,6 +89,7 @@ def prepare(launched):
     beside("convolutions.py")["take_over"]()
     if launched:
         beside("find_others.py")["take_over"]()
+        beside("wide_numbers.py")["take_over"]()
     if launched and os.getenv("MS_ROLE") != "MS_SCHED":
         end_at_errors()
         take_note_of_release()
