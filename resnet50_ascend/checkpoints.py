@@ -45,9 +45,11 @@ def _writable(text):
 def check_options(parser, args):
     """End with a sentence if --resume has no folder, or new files would mix with earlier ones."""
     folder = args.ckpt_dir
+    found = folder and [*folder.glob("*-*_*.ckpt"), *folder.glob("*/*-*_*.ckpt")]
+    Checkpoints.found = found or []
     if args.resume and not folder:
         parser.error("--resume needs --ckpt-dir, the folder that the checkpoints were saved in")
-    if folder and not args.resume and [*folder.glob("*-*_*.ckpt"), *folder.glob("*/*-*_*.ckpt")]:
+    if found and not args.resume:
         parser.error(f"{folder} holds checkpoints of an earlier run; go on from them with "
                      "--resume, or choose another --ckpt-dir")
     if folder and getattr(args, "check", False):
@@ -72,6 +74,7 @@ def load(file):
 class Checkpoints(Callback):
     """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
     refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
+    found = ()  # by check_options(): files of any rank; those of this one may be elsewhere
     entries = "unfinished", "batch size", "lr crc"  # of a file; the first: steps of its epoch
 
     def __init__(self, folder, prefix, rank_size, keep=None):
@@ -127,14 +130,11 @@ class Checkpoints(Callback):
     def files(self):
         """The files of all epochs, whole or not: {(epoch, step): path}."""
         names = re.compile(re.escape(self.prefix) + r"-(\d+)_(\d+)\.ckpt")
-        found = [(names.fullmatch(file.name), file) for file in self.folder.iterdir()]
-        return {(int(name[1]), int(name[2])): file for name, file in found
-                if name and not file.is_fifo()}  # nobody would ever write to it
+        return {(int(name[1]), int(name[2])): file for file in self.folder.iterdir()
+                if (name := names.fullmatch(file.name)) and not file.is_fifo()}  # it would hang
 
     def newest(self, limit=(float("inf"),)):
-        """Read the newest whole file up to a limit: ((epoch, step), {name: Parameter}), or, where
-        there is none, ((0, 0), {}).
-        """
+        """Read the newest whole file up to a limit: (epoch, step), {name: value}; or (0, 0), {}."""
         for saved, file in sorted(each for each in self.files().items() if each[0] <= limit)[::-1]:
             parameters = load(file) if file.exists() else {}  # a link may lead nowhere
             if "rank_size" in parameters:
@@ -172,7 +172,7 @@ class Checkpoints(Callback):
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed, most = tuple(min(of_all)), min(of_all) == max(of_all), max(most, *of_all)
         files, (epoch, step) = self.files(), saved
-        if saved == (0, 0) and (how == "always" or (most > [0, 0] and len(files) > 1)):  # some gone
+        if saved == (0, 0) and (how == "always" or len(files if most > [0, 0] else self.found) > 1):
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                         "whole epoch; start all ranks where they were, or name another --ckpt-dir")
         for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones

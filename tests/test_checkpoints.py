@@ -260,6 +260,15 @@ def test_torn_files_are_passed_over(tmp_path):
                       cwd=tmp_path)
     assert result.code == 2 and "share no whole epoch; start all ranks where they were, or name" in result.output
     assert sorted(files[0].parent.iterdir()) == left
+    # Nor where each machine has the files of another's rank.
+    of_2 = tmp_path / "ck" / "rank_2"
+    shutil.copytree(files[0].parent, of_2)
+    files[0].parent.rename(tmp_path / "aside")
+    result = jobs.run("bash", LESSON / "run.sh", "data_parallel", 2, "--", "--ckpt-dir", "ck", "--resume=if-saved",
+                      cwd=tmp_path)
+    assert result.code == 2 and "share no whole epoch; start all ranks where they were, or name" in result.output
+    (tmp_path / "aside").rename(files[0].parent)
+    shutil.rmtree(of_2)
     # Nor is it refused where the other one has saved only once: it was killed before it had.
     for file in left:
         checkpoint(tmp_path, 0, 1) == file or file.unlink()
