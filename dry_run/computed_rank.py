@@ -290,6 +290,9 @@ def join_cluster(computer):
             of_tools("find_others.py", "take_over")()
             set_cluster()
             computer.joined = True
+        elif not {"OMPI_COMM_WORLD_RANK", "MS_ROLE"} & os.environ.keys():
+            raise PlanError("no mpirun has started this rank: compute.py -n N SCRIPT starts N of them, or mpirun -n N "
+                            "python compute.py --rank SCRIPT")
         return init() if backend_name in ("hccl", "nccl", None) else init(backend_name)
 
     management.init = ms.communication.init = join_and_init

@@ -83,9 +83,9 @@ def arguments():
         if wrong:
             parser.error(sentence)
     try:
-        options.ranks = numbers(options.ranks) if options.ranks else list(range(options.rank_size))
+        options.ranks = numbers(options.ranks) if options.ranks is not None else list(range(options.rank_size))
     except AttributeError:  # no match
-        parser.error(f"--ranks {options.ranks}: write ranks as 0,8-15")
+        parser.error(f"--ranks '{options.ranks}': write ranks as 0,8-15")
     if not options.ranks or options.ranks[0] < 0 or options.ranks[-1] >= options.rank_size:
         parser.error(f"--ranks: a job of {options.rank_size} has the ranks 0 to {options.rank_size - 1}")
     for name in ("jobs", "timeout", "runs"):
@@ -214,7 +214,8 @@ class Ranks:
                 how = f"ended with exit code {os.WEXITSTATUS(status)}, without Python's doing"
             if shutil.disk_usage(folder.parent).free < ROOM:
                 how += f"; the disk of {folder.parent} is full, another one goes with --keep DIR or TMPDIR"
-            about["error"]["message"] = how + (f"; its last line: {log[log.rfind(chr(10)) + 1:]}" if log else "")
+            said = report.last_words(log)
+            about["error"]["message"] = how + (f"; its last line: {said}" if said else "")
         return {**about, "seconds": told["seconds"], "peak_bytes": told["peak_bytes"]}
 
 

@@ -197,6 +197,13 @@ def norms_of_slices(text):
     return count
 
 
+def norms_of_optimizers(text):
+    """What, as scripts call it, takes norms or means of weights or gradients in a graph's optimizer, sorted."""
+    operators = {"LARSUpdate": "nn.LARS", "Lamb": "nn.Lamb", "Centralization": "grad_centralization"}
+    found = {operators[name] for name in re.findall(rf" = ({'|'.join(operators)})\(", text)}
+    return sorted(found | {"nn.AdaFactor"} if "/optimizer-AdaFactor/" in text else found)
+
+
 def trained_by(planned):
     """Names of the parameters whose gradients the graph `step_parallel_end`, a text, asks for; and those of all."""
     names = dict(re.findall(r"^%(para\d+_[^:]*): <Ref.*?ref_key=([^,>]+)", planned, re.MULTILINE))

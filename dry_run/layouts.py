@@ -13,6 +13,23 @@ def held_alike(layout):
     return not layout[5] and math.prod(layout[0][axis] for axis in cutting_axes(layout)) < math.prod(layout[0])
 
 
+def unlike_shapes(shapes):
+    """Parameters that ranks cut though they have built them in unlike shapes: [(a sentence, a rank, another)].
+
+    Args:
+        shapes: of each rank {name: full shape} of the parameters that it has a slice of.
+    """
+    told, first = {}, {}
+    for rank, own in shapes.items():
+        for name, shape in own.items():
+            other, theirs = first.setdefault(name, (rank, shape))
+            if tuple(shape) != tuple(theirs):
+                told.setdefault(name, (
+                    f"parameter {name!r}, which the plan cuts, is {tuple(theirs)} on rank {other} and {tuple(shape)} "
+                    f"on rank {rank}; build one network on all ranks", other, rank))
+    return list(told.values())
+
+
 def sliced_over(rank, layout, shape, groups):
     """The ranks that together hold a parameter once.
 

@@ -40,6 +40,8 @@ BY_INPUTS = ("this graph uses the gradient by an input, which MindSpore's plan a
 OWN_NORMS = ("in this plan ops.clip_by_global_norm takes the norm of each rank's own slices, not of all: MindSpore "
              "does not find the parameters of these gradients, as where they were added up or clipped before; "
              "differentiate the sum of the losses, and clip, once")
+SLICES_NORMS = ("in this plan {} takes norms or means of each rank's own slices of the weights that are cut, not of "
+                "the whole ones: other steps than one process takes. Take another optimizer, or cut none of them")
 SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each pipeline stage that uses it: give "
                 "each stage a parameter of its own, or clip by value")
 OTHER_STAGE = ("this pipeline stage uses {} of another stage outside of all cells that have a stage: MindSpore "
@@ -155,8 +157,10 @@ def notes_of(obj, text, planned, layouts):
     cut, notes = any(map(cutting_axes, layouts.values())), []  # arguments, too
     slices = {name for name, layout in layouts.items() if layout[5] or cutting_axes(layout)}
     sliced = any(name in slices for _, _, name in graph_ir.PARAMETER.findall(text))
-    if sliced and graph_ir.norms_of_slices(text):
-        notes.append(OWN_NORMS)
+    if sliced:
+        notes += [OWN_NORMS] * bool(graph_ir.norms_of_slices(text))
+        names = ", ".join(graph_ir.norms_of_optimizers(text))
+        notes += [SLICES_NORMS.format(names)] * bool(names)
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
     stages = ms.get_auto_parallel_context("pipeline_stages")

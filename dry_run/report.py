@@ -5,11 +5,12 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import graph_ir
-from layouts import slice_begin, sliced_over
+from layouts import slice_begin, sliced_over, unlike_shapes
 
 POINT_TO_POINT = ("Send", "Receive")
 UNEVEN = ("AlltoAll", "AllToAll", "AlltoAllV", "AllToAllv", "AllGatherV", "ReduceScatterV",
           "CollectiveScatter", "CollectiveGather")  # members may bring different shapes
+LOG_LINE = re.compile(r"\[(WARNING|INFO)\] \w+\(")
 LOG_ERROR = re.compile(r"^\[ERROR\] \w+\([^)]*\):\S+ \[[^\]]+\] (?:\w+\] )?(.*)$", re.MULTILINE)
 
 
@@ -35,7 +36,7 @@ def rank_facts(rank, rank_size, facts, log):
         reasons = [text for text in LOG_ERROR.findall(log)
                    if not text.startswith("CheckFailed") and not text.endswith("failed.")]
         if re.search(r" itself with \d+$", error["message"]) and log:  # the script has said why
-            reasons.append(log.splitlines()[-1])
+            reasons += filter(None, [last_words(log)])
         about["error"] = {**error, "reasons": list(dict.fromkeys(reasons))[:3]}
         return about
     about["compiled"], about["notes"] = True, sorted(set(facts["notes"]))
@@ -60,6 +61,11 @@ def rank_facts(rank, rank_size, facts, log):
     about["parameter_bytes"] = sum(p["bytes"] for p in about["parameters"])
     about["trained_bytes"] = sum(p["bytes"] for p in about["parameters"] if p["trained"])
     return about
+
+
+def last_words(log):
+    """The last line of a log that is no warning of MindSpore's."""
+    return next((line for line in reversed(log.splitlines()) if line.strip() and not LOG_LINE.match(line)), "")
 
 
 def wrong_device(facts):
@@ -99,7 +105,7 @@ def faults(ranks):
     ranks = {about["rank"]: about for about in ranks if about["compiled"]}
     groups = list(group_faults(ranks))
     explained = {fault["group"] for fault in groups}
-    return [*groups, *message_faults(ranks),
+    return [*groups, *message_faults(ranks), *shape_faults(ranks),
             *(fault for fault in sequence_faults(ranks) if fault["group"] not in explained)]
 
 
@@ -150,6 +156,14 @@ def message_faults(ranks):
                        "text": (f"rank {key[own]}: {op} {word} rank {key[far]} (group {key[2]!r}, "
                                 f"tag {key[3]}, {key[4]} {key[5]}) has no {other_op} on rank {key[far]}"
                                 + (f", {lacking} times" if lacking > 1 else ""))}
+
+
+def shape_faults(ranks):
+    """Parameters of which ranks hold slices of unlike wholes."""
+    cut = {rank: {p["name"]: p["shape"] for p in about["parameters"] if p["trained"] and p["shape"] != p["slice_shape"]}
+           for rank, about in ranks.items()}
+    for text, *between in unlike_shapes(cut):
+        yield {"kind": "shape", "group": "", "ranks": between, "source": "", "text": text}
 
 
 def sequence_faults(ranks):

@@ -16,7 +16,7 @@ from mindspore.ops.primitive import _run_op
 
 import meeting
 from collectives import AT_END, to_array, to_tensor
-from layouts import slice_begin
+from layouts import cutting_axes, slice_begin, unlike_shapes
 from plan import MONAD, PlanError, where
 
 try:
@@ -119,7 +119,7 @@ class Computation:
         return self.slots[name]
 
     def meet(self):
-        """Compare the collectives of all ranks; end with a report where they would wait for ever."""
+        """Compare the collectives of all ranks, and what is cut; end with a report where they would wait for ever."""
         mine, self.peers = [], {}
         for node in self.plan.nodes:
             if meeting.is_collective(node.op):
@@ -133,6 +133,10 @@ class Computation:
         trouble = meeting.stuck(everyone)
         if trouble:
             raise PlanError(f"this plan would hang: {trouble}", by_all=True)
+        shapes = self.links.share({name: tuple(layout[6]) for name, layout in self.plan.layouts.items()
+                                   if name in self.parameters and len(layout) > 6 and cutting_axes(layout)})
+        for text, *_ in unlike_shapes(dict(enumerate(shapes))):
+            raise PlanError(text, by_all=True)
         self.alone = not any(everyone)
         self.links.make_groups([call.group for calls in everyone for call in calls])
         self.links.number_pairs([

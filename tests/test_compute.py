@@ -209,6 +209,13 @@ def test_ranks_that_would_wait_for_each_other_are_told(bug, mode, told, tmp_path
         assert re.search(r"small\.py:\d+", line), line
 
 
+def test_ranks_that_build_other_networks_are_told(tmp_path):
+    done = compute(2, SCRIPTS / "other_sizes.py", cwd=tmp_path)
+    assert done.code == 1
+    assert "parameter 'first', which the plan cuts, is (8, 64) on rank 0 and (8, 72) on rank 1; " in done.output
+    assert "loss" not in done.output
+
+
 def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
     output = planted("other_shape", "semi_auto_parallel", tmp_path)
     assert re.search(r"MatMul \(.+small\.py:\d+, .*made Float32 \(16, 32\) where the plan has Float32 \(16, 33\)",
@@ -788,10 +795,11 @@ ms.Model(cell, optimizer=nn.SGD(net.trainable_params(), 0.1)).train(1, data.batc
     (("-n", "2", "none.py"), "none.py: no such script"),
     (("-n", "2", SMALL, "--", ":"), "mpirun ends a command at an argument that is only ':'"),
     ((SMALL,), "one of the arguments -n --rank --check is required"),
+    (("--rank", FAULTS, "uncut"), "compute.py: no mpirun has started this rank: compute.py -n N SCRIPT starts N "),
 ])
 def test_bad_arguments(args, told, tmp_path):
     done = run(PYTHON, COMPUTE, *args, cwd=tmp_path)
-    assert done.code == 2
+    assert done.code == (1 if "--rank" in args else 2) and "Traceback" not in done.output
     assert told in done.output
 
 

@@ -248,6 +248,36 @@ def test_groups_made_by_hand(dry_run, fault):
         assert f"own_groups.py:{line_of('own_groups.py', 'self.gather(self.reduce(x))')}" in out
 
 
+def test_ranks_that_build_other_networks(dry_run):
+    code, out, err, found = dry_run(2, "0-1", SCRIPTS.parent / "compute_scripts/other_sizes.py")
+    assert code == 1, err
+    assert [(fault["kind"], fault["ranks"]) for fault in found["faults"]] == [("shape", [0, 1])] * 2
+    assert "FAULT parameter 'second', which the plan cuts, is (64, 4) on rank 0 and (72, 4) on rank 1; build one" in out
+
+
+OPTIMIZERS = """    "lars": lambda: nn.LARS(nn.Momentum(net.trainable_params(), 0.1, 0.9)),
+    "lamb": lambda: nn.Lamb(net.trainable_params(), 0.1),
+    "factor": lambda: nn.AdaFactor(net.trainable_params(), 0.1, scale_parameter=False, relative_step=False),
+    "centred": lambda: nn.SGD([{"params": net.trainable_params(), "grad_centralization": True}], 0.1),
+    "plain": lambda: nn.AdamWeightDecay(net.trainable_params()),
+"""
+
+
+def test_optimizers_that_take_norms_of_slices(dry_run, tmp_path):
+    lines = (SCRIPTS / "semi_auto.py").read_text()
+    assert lines.count("nn.Momentum(net.trainable_params(), 0.1, 0.9)") == 1
+    script = tmp_path / "optimizers.py"
+    script.write_text(lines.replace("map(int, sys.argv[1:])", "map(int, sys.argv[2:])").replace(
+        "nn.Momentum(net.trainable_params(), 0.1, 0.9)", f"{{\n{OPTIMIZERS}}}[sys.argv[1]]()"))
+    for name, called in {"lars": "nn.LARS", "lamb": "nn.Lamb", "factor": "nn.AdaFactor",
+                         "centred": "grad_centralization", "plain": None}.items():
+        for columns in (1, 2):
+            code, out, err, _ = dry_run(2, "0", script, name, "1", str(columns), "16")
+            assert code == 0, err
+            assert (f"NOTE in this plan {called} takes norms or means of each rank's own slices" in out) == (
+                bool(called) and columns == 2), out
+
+
 def test_import_errors_and_a_missing_init(dry_run):
     code, out, _, found = dry_run(2, "0-1", "import_error.py")
     assert code == 1
@@ -397,6 +427,7 @@ def test_without_a_compiler(dry_run, tmp_path, environment, words):
     (["--rank-size", "0", "SCRIPT"], "at least 1 rank"),
     (["--rank-size", "2", "--ranks", "2", "SCRIPT"], "ranks 0 to 1"),
     (["--rank-size", "2", "--ranks", "a", "SCRIPT"], "as 0,8-15"),
+    (["--rank-size", "2", "--ranks", "", "SCRIPT"], "--ranks '': write ranks as 0,8-15"),
     (["--rank-size", "2", "--jobs", "0", "SCRIPT"], "must be above 0"),
     (["--rank-size", "2", "--timeout", "nan", "SCRIPT"], "must be above 0"),
     (["--rank-size", "99999999999999999999", "SCRIPT"], "no whole number below 100000"),
