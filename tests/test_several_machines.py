@@ -662,6 +662,18 @@ def test_a_network_by_which_the_first_machine_is_not_reached(both, mnist, tmp_pa
     assert "check_hosts.py: node2: node1 at 192.168.5.1 cannot be reached from there (" in output
 
 
+def test_a_machine_that_the_first_does_not_reach(both, mnist, tmp_path):
+    """It reaches the first, and ssh works; so it is where its firewall lets nobody in."""
+    rule = ("to", "10.77.0.2", "ipproto", "tcp", "dport", "20000-29999", "unreachable")
+    both[0].run("ip", "rule", "add", *rule)
+    try:
+        output = refused(both[0], "-H", "node1:1,node2:1", mnist, cwd=tmp_path)
+    finally:
+        both[0].run("ip", "rule", "del", *rule)
+    assert "check_hosts.py: node1: node2 at 10.77.0.2 cannot be reached from there (Network is unreachable); " in output
+    assert re.search(r"^node1 .* cut!$", output, re.MULTILINE)
+
+
 def test_far_logs_that_cannot_be_written(both, mnist, tmp_path):
     """A daemon of mpirun that cannot write its ranks' logs ends them by TERM, without a word."""
     (tmp_path / "far" / "log_output").mkdir(parents=True)
@@ -688,6 +700,21 @@ def test_far_logs_whose_folder_mpirun_cannot_make(both, mnist, tmp_path):
     assert (f"run_mpirun_1.sh: the folder {start}/log_output/1/rank.1 of the logs cannot be made on node2 (No space "
             "left on device); make room there, or, ") in result.output
     assert result.code != 0 and "which did not come from" not in result.output
+
+
+def test_a_far_log_that_could_not_be_written_whole_is_named(both, tmp_path):
+    start = tmp_path / "start"
+    start.mkdir()
+    write(tmp_path / "talk.py", "print(('y' * 1000 + '\\n') * 3000)\n")
+    both[1].run("mount", "-t", "tmpfs", "-o", "size=2m", "none", start)
+    try:
+        with both[0].job(jobs.PYTHON, LESSON / "ranks.py", "-n", 2, "--with", "mpirun", "--hosts", "node1:1,node2:1",
+                         "--show", 0, tmp_path / "talk.py", cwd=start, env={"DEVICE_TARGET": "CPU"}) as job:
+            result = job.finish(60)
+    finally:
+        both[1].run("umount", "--lazy", start)
+    assert result.code == 0, result.output
+    assert "ranks.py: lines are missing in log_output/1/rank.1/stdout on node2: the disk is full\n" in result.output
 
 
 def test_mpirun_and_quotes_in_ssh(both, mnist, tmp_path):

@@ -97,7 +97,7 @@ class Agent:
         if self.scheduler and code < 0:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
         code = code if code >= 0 else 128 - code  # as in a shell
-        self.tell(code=code)
+        self.tell(code=code, full=linux.is_full("."))
         self.code = code
         self.await_receipt()
         if code:

@@ -67,6 +67,8 @@ def probe(wanted):
     """Look at this machine; each machine runs this file for it, sent by ssh. Returns a dict."""
     if "aside" in wanted:
         return set_aside(wanted)
+    if "others" in wanted:
+        return {"clock": time.time(), "cut": cut_off(wanted["others"], wanted["ports"][0])}
     start = wanted["start_folder"]
     found = {"name": socket.gethostname(), "clock": time.time(),
              "Python": platform.python_version(), "MindSpore": None, "Open MPI": None,
@@ -154,22 +156,34 @@ def probe_network(wanted):
     """A free port if the ranks will meet here, else whether the first machine can be reached."""
     found = {"address": address_of_interface(wanted["interface"]) or wanted["address"],
              "interfaces": [name for _, name in socket.if_nameindex()], "port": None, "cut": ""}
+    found["own"] = found["address"]
     if wanted["first"]:
         for port in wanted["ports"]:
             with contextlib.suppress(OSError), socket.create_server(("", port)):
                 found["port"] = port
                 break
     else:
-        with socket.socket() as client:
-            client.settimeout(4)
-            code = client.connect_ex((wanted["address"], wanted["ports"][0]))
-        if code not in (0, errno.ECONNREFUSED):  # refused is fine: it answers, nobody listens yet
-            found["cut"] = os.strerror(code)
+        found["cut"] = cut_off([wanted["address"]], wanted["ports"][0]).get(wanted["address"], "")
         with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as route:
             route.connect((wanted["address"], 9))  # sends nothing
+            found["own"] = address_of_interface(wanted["interface"]) or route.getsockname()[0]
             if route.getsockname()[0] == wanted["address"]:
                 found["cut"] = OWN_TOO
     return found
+
+
+def cut_off(addresses, port):
+    """Which of them cannot be reached from here: {address: why}."""
+    def try_it(address):
+        with socket.socket() as client:
+            client.settimeout(4)
+            return client.connect_ex((address, port))
+
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        codes = dict(zip(addresses, pool.map(try_it, addresses)))
+    # Refused is fine: it answers, nobody listens yet.
+    return {address: "no answer in 4 s" if code == errno.EAGAIN else os.strerror(code)
+            for address, code in codes.items() if code not in (0, errno.ECONNREFUSED)}
 
 
 def address_of_interface(name):
@@ -392,6 +406,24 @@ def judge(answers, here, hosts, wanted):
     return rows, faults
 
 
+def ask_each_other(answers, hosts, wanted, rows):
+    """Has each machine reach the others, of which judge() knows only the ways to the first; sentences."""
+    names, faults = {answer["own"]: host for (host, _), answer in zip(hosts, answers)}, []
+
+    def one(number):
+        others = [answer["own"] for other, answer in enumerate(answers) if other not in (0, number)]
+        host = hosts[number][0]
+        return ask(None if is_here(host) else host, {**wanted, "others": others}) if others else {"cut": {}}
+
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        for (host, _), row, answer in zip(hosts, rows, pool.map(one, range(len(hosts)))):
+            for address, why in answer["cut"].items() if isinstance(answer, dict) else [("", answer)]:
+                row["network"] = "cut!"
+                faults.append(f"{host}: {names[address]} at {address} cannot be reached from there ({why}); open the "
+                              "firewall between the machines for TCP ports from 1024" if address else f"{host}: {why}")
+    return faults
+
+
 def print_table(rows):
     rows = [dict(zip(COLUMNS, COLUMNS)), *rows]
     widths = {column: max(len(row.get(column, "")) for row in rows) for column in COLUMNS}
@@ -444,6 +476,8 @@ def check_all(hosts, ranks, scripts, data, interface, target=None):
     if isinstance(here, str):
         refuse(f"this machine: {here}")
     rows, more = judge(answers, here, hosts, wanted)
+    if len(hosts) > 1 and not faults + more:
+        more = ask_each_other(answers, hosts, wanted, rows)
     print_table(rows)
     if faults + more:
         refuse(*faults, *more)

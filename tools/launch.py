@@ -934,13 +934,18 @@ def text_of(log):
 
 
 def cut_logs(args):
-    """The logs that mpirun has not written whole, of which it says nothing: there is no room left where they lie."""
+    """The logs that mpirun has not written whole, of which it says nothing: there is no room left where they lie. Of
+    those on other machines nobody counts the lines.
+    """
     job, cut = args.jobs[-1] if args.jobs else None, []
     for number, rank in sorted(job.ranks.items()) if job and args.launcher == "mpirun" else ():
-        with contextlib.suppress(OSError), open(job.log_of(number), "rb") as log:  # on another machine, or gone
-            disk = os.statvfs(log.fileno())
-            if disk.f_bavail * disk.f_frsize < before.MB and sum(1 for _ in log) < rank["count"]:
-                cut.append(log.name)
+        log = job.log_of(number)
+        with contextlib.suppress(OSError):
+            if not os.path.exists(log):
+                cut += [f"{from_start(args, log)} on {rank['host']}"] if rank.get("full") else []
+            elif linux.is_full(log):
+                with open(log, "rb") as lines:
+                    cut += [from_start(args, log)] if sum(1 for _ in lines) < rank["count"] else []
     return cut
 
 
@@ -1064,7 +1069,7 @@ def main(argv):
             + ("" if cut else "; the ranks' logs are whole"), sys.stderr)
     if cut:
         others = f" and {len(cut) - 1} more" if cut[1:] else ""
-        say(f"{args.name}: lines are missing in {from_start(args, cut[0])}{others}: the disk is full", sys.stderr)
+        say(f"{args.name}: lines are missing in {cut[0]}{others}: the disk is full", sys.stderr)
     return job_report.finish(args, code, say)
 
 

@@ -71,6 +71,14 @@ def take_folder(path):
     return True
 
 
+def is_full(path):
+    """Has the disk of a file or folder less than 1 MB left? Not if it is gone."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(path)
+        return disk.f_bavail * disk.f_frsize < 1 << 20
+    return False
+
+
 def own_address(other):
     """The address of this machine by which it reaches another one: those of docker0 and such are alike on all."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
