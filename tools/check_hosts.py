@@ -5,7 +5,8 @@
     python check_hosts.py -H HOST1:8,HOST2:8 ...
 run_mpirun_1.sh and run_mpirun_2.sh do the same before they start. It goes to all machines at once,
 by the command in the variable SSH (ssh), takes at most 15 seconds, and compares each with this one:
-versions, the scripts (of this folder), the data (DATA_PATH). Exit code 2 if anything is wrong.
+versions, the scripts (of this folder), the data (DATA_PATH). Then each machine tries to reach the
+others. Exit code 2 if anything is wrong.
 """
 
 import argparse
