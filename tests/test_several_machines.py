@@ -702,6 +702,18 @@ def test_far_logs_whose_folder_mpirun_cannot_make(both, mnist, tmp_path):
     assert result.code != 0 and "which did not come from" not in result.output
 
 
+def test_what_far_start_files_set_does_not_reach_the_ranks(both, tmp_path):
+    """Of all that a rank is started with, only MS_ROLE made it another thing to its agent."""
+    jobs.stand_in(tmp_path / "ssh", 'for word; do set -- "$@" "$word"; shift\n'
+                  '[ "$word" = node2 ] && set -- "$@" "export MS_ROLE=MS_SCHED;"; done\n'
+                  f'exec ssh -F {both[0].folder / "ssh_config"} "$@"')
+    command = ("bash", jobs.REPO / "allgather_check/run.sh", 2, "--launcher", "mpirun", "--hosts", "node1:1,node2:1")
+    with both[0].job(*command, cwd=tmp_path, env={"DEVICE_TARGET": "CPU", "SSH": str(tmp_path / "ssh")}) as job:
+        result = job.finish(90)
+    assert result.code == 0, result.output
+    assert result.output.count("AllGather ok, AllReduce ok, Broadcast ok") == 2
+
+
 def test_a_far_log_that_could_not_be_written_whole_is_named(both, tmp_path):
     start = tmp_path / "start"
     start.mkdir()
@@ -772,6 +784,7 @@ def test_test_images_beside_train_are_data_too(both, mnist, tmp_path):
     (["-H", "127.0.0.1:1,192.0.2.1:1", "--interface", "lo"], "false", "--interface lo: by it each machine reaches only "
      "itself; name the network between them"),
     (["-H", "node1:2,"], None, "-H node1:2,: write HOST:SLOTS, such as 192.168.0.1:8"),
+    (["-H", "node1:2,node[2-3]:2"], None, "-H node[2-3]:2: write HOST:SLOTS, such as 192.168.0.1:8"),
     (["-H", "node1:2,[fd00::2]:2"], None, "-H [fd00::2]:2: an IPv6 address, which MindSpore does not know; write HOST"),
     (["--hostfile", "/dev/zero"], None, "the hostfile /dev/zero is no file; give one with lines of HOST slots=NUMBER"),
 ])

@@ -39,6 +39,8 @@ class Agent:
 
     def __init__(self, script):
         env = os.environ
+        if "OMPI_COMM_WORLD_RANK" in env:
+            env.pop("MS_ROLE", None)  # of a far shell's start files
         self.rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)

@@ -218,7 +218,7 @@ def read_hosts(listed=None, hostfile=None):
     for place, line in lines:
         found = re.fullmatch(rf"((?:[\w.-]+@)?[\w.-]+){slots}", line)
         if not found:
-            six = "an IPv6 address, which MindSpore does not know; " if "::" in line or "[" in line else ""
+            six = "an IPv6 address, which MindSpore does not know; " if line.count(":") > 1 else ""
             raise ValueError(f"{place}: {six}write {form}")
         hosts.append((found[1], int(found[2] or 1)))
     if not hosts:
@@ -400,7 +400,8 @@ def judge(answers, here, hosts, wanted):
                   f"port {wanted['ports'][0]} is taken there; set MS_SCHED_PORT to a free one, or "
                   "unset it")
         else:
-            check("network", not answer["cut"], "cut" if answer["cut"] else "ok",
+            twice = answer["cut"] == OWN_TOO and names.count(answer["name"]) > 1  # as is said already
+            check("network", twice or not answer["cut"], "cut" if answer["cut"] else "ok",
                   f"{first} at {wanted['address']} cannot be reached from there ({answer['cut']}); "
                   + ("name it by another address" if answer["cut"] == OWN_TOO else
                      "open the firewall between the machines for TCP ports from 1024"))

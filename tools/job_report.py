@@ -27,6 +27,8 @@ def prepare(args):
         trial = partly(place_of(args.report))
         os.close(os.open(trial, os.O_WRONLY | os.O_CREAT, 0o666))
         os.unlink(trial)
+        with contextlib.suppress(OSError):  # of an earlier job: this one may be killed before it writes its own
+            os.unlink(place_of(args.report))
     except OSError as error:
         name, args.report = args.report, None
         raise ValueError(f"--report {name} cannot be written: {error.strerror}; name a file in a folder where you may "

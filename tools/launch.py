@@ -1025,7 +1025,8 @@ def run(args):
         report(args, job, code, failed)
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break
-        say(f"{args.name}: restart {attempt} of {args.restarts}")
+        say(f"{args.name}: restart {attempt} of {args.restarts}" if not (servers and servers.done) else
+            f"{args.name}: no restart")
         # Who was given --resume refuses what cannot be resumed. Ranks that failed before they said a word have not set
         # aside what an earlier job saved, if they do that, and would go on with it. Servers would have to agree on it.
         ranks = [rank for job in args.jobs for rank in job.ranks.values()]
