@@ -44,8 +44,8 @@ def _writable(text):
 def check_options(parser, args):
     """End with a sentence if --resume has no folder, or new files would mix with earlier ones."""
     folder = args.ckpt_dir
-    found = folder and [*folder.glob("*-*_*.ckpt"), *folder.glob("*/*-*_*.ckpt")]
-    Checkpoints.found = found or []
+    found = Checkpoints.found = [file for pattern in ("*-*_*.ckpt", "*/*-*_*.ckpt") if folder
+                                 for file in folder.glob(pattern)]
     if args.resume and not folder:
         parser.error("--resume needs --ckpt-dir, the folder that the checkpoints were saved in")
     if found and not args.resume:
@@ -123,14 +123,13 @@ class Checkpoints(Callback):
         for (old, _), file in self.files().items():
             if self.keep and old <= epoch - self.keep:
                 file.unlink()
-        if self.launcher:
-            self.launcher.saved(f"epoch {epoch}, step {step}")
+        self.launcher and self.launcher.saved(f"epoch {epoch}, step {step}")
 
     def files(self):
         """The files of all epochs, whole or not: {(epoch, step): path}."""
         names = re.compile(re.escape(self.prefix) + r"-(\d+)_(\d+)\.ckpt")
         return {(int(name[1]), int(name[2])): file for file in self.folder.iterdir()
-                if (name := names.fullmatch(file.name)) and not file.is_fifo()}  # it would hang
+                if (name := names.fullmatch(file.name)) and not file.is_fifo()}  # would hang
 
     def newest(self, limit=(float("inf"),)):
         """Read the newest whole file up to a limit: (epoch, step), {name: value}; or (0, 0), {}."""
@@ -171,7 +170,8 @@ class Checkpoints(Callback):
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed, most = tuple(min(of_all)), min(of_all) == max(of_all), max(most, *of_all)
         files, (epoch, step) = self.files(), saved
-        if saved == (0, 0) and (how == "always" or len(files if most > [0, 0] else self.found) > 1):
+        lost = files if most > [0, 0] else {*self.found} - {*files.values()}
+        if saved == (0, 0) and (how == "always" or len(lost) > 1):
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                         "whole epoch; start all ranks where they were, or name another --ckpt-dir")
         for file in [files[key] for key in files if key > saved]:  # or they would mix with new ones

@@ -201,7 +201,7 @@ def norms_of_optimizers(text):
     """What, as scripts call it, takes norms or means of weights or gradients in a graph's optimizer, sorted."""
     operators = {"LARSUpdate": "nn.LARS", "Lamb": "nn.Lamb", "Centralization": "grad_centralization"}
     found = {operators[name] for name in re.findall(rf" = ({'|'.join(operators)})\(", text)}
-    return sorted(found | {"nn.AdaFactor"} if "/optimizer-AdaFactor/" in text else found)
+    return sorted(found | {"nn.AdaFactor"} if "-AdaFactor/" in text else found)
 
 
 def trained_by(planned):

@@ -242,7 +242,8 @@ def read(model_bytes, phase, layouts, text=""):
         if primitive is None or op in FLOW:
             line, optimizer = flow_line(text), optimizer_of(node.name)
             remedy = ("write the loop or the condition in Python, outside the graph; where you wrote none, the "
-                      "function that this line calls has one: use another" if line or not optimizer else
+                      "function that this line calls has one, as ops.clip_by_norm: use another"
+                      if line or not optimizer else
                       "take another optimizer")
             raise PlanError(f"{line}control flow that is decided while the graph runs "
                             f"({', '.join(filter(None, [op, optimizer]))}) is not computed: {remedy}", by_all=True)

@@ -908,7 +908,7 @@ def test_servers_that_end_for_good_are_not_waited_for(how, tmp_path):
     ended = 2 if how == "rank" else 143
     assert (one.code, two.code, one.left_over, two.left_over) == (5, ended, [], []), one.output + two.output
     assert ("ranks.py: the ranks from 2 on, on another server, have ended with exit code "
-            f"{ended}, and these do not start again\n") in one.output
+            f"{ended}, and the ranks here do not start again\n") in one.output
 
 
 def test_a_first_server_that_has_ended_for_good_is_not_awaited(tmp_path):

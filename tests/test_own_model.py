@@ -157,6 +157,10 @@ time = Tensor(np.array([1.7e9 + rank + 0.125]))
 [counts], [times], [begin] = (ops.Broadcast(1)((one,)) for one in (count, time, Tensor(2 ** 50 + rank)))
 for one in ops.AllGather()(count), ops.AllGather()(time), counts, times, begin:
     print(one.dtype, one.asnumpy().tolist(), flush=True)
+gather = ops.AllGather()
+recorded = ms.jit(lambda x: gather(x + 1), capture_mode="trace")
+for number in 0, 100:  # no constant of the first call
+    print(recorded(Tensor([number + rank])).asnumpy().tolist(), flush=True)
 try:
     ops.AllGather()(Tensor(1.0))
 except ValueError as error:
@@ -171,8 +175,9 @@ def test_numbers_of_64_bits_travel_whole(tmp_path):
     counts = [[[-3] * 2, [2 ** 40 + rank] * 2] for rank in range(2)]
     times = [1.7e9 + 0.125, 1.7e9 + 1.125]
     wanted = [f"Int64 {counts[0] + counts[1]}", f"Float64 {times}", f"Int64 {counts[1]}", f"Float64 {times[1:]}",
-              f"Int64 {2 ** 50 + 1}", "AllGather joins the ranks' tensors along their first axis, and a single number "
-                                      "has none: give it x.reshape(1)"]
+              f"Int64 {2 ** 50 + 1}", "[1, 2]", "[101, 102]",
+              "AllGather joins the ranks' tensors along their first axis, and a single number has none: give it "
+              "x.reshape(1)"]
     for rank in range(2):
         assert re.findall(rf"^\[rank {rank}\] (.*)", result.output, re.MULTILINE) == wanted
 

@@ -40,7 +40,7 @@ class Agent:
     def __init__(self, script):
         env = os.environ
         if "OMPI_COMM_WORLD_RANK" in env:
-            env.pop("MS_ROLE", None)  # of a far shell's start files
+            env.pop("MS_ROLE", None)  # a far shell's start files may set it; only msrun's counts
         self.rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)
@@ -99,7 +99,9 @@ class Agent:
         if self.scheduler and code < 0:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
         code = code if code >= 0 else 128 - code  # as in a shell
-        self.tell(code=code, full=linux.is_full("."))
+        if linux.is_full("."):
+            self.tell(full=True)
+        self.tell(code=code)  # as notice() of the launcher knows it
         self.code = code
         self.await_receipt()
         if code:

@@ -5,8 +5,8 @@
     python check_hosts.py -H HOST1:8,HOST2:8 ...
 run_mpirun_1.sh and run_mpirun_2.sh do the same before they start. It goes to all machines at once,
 by the command in the variable SSH (ssh), takes at most 15 seconds, and compares each with this one:
-versions, the scripts (of this folder), the data (DATA_PATH). Then each machine tries to reach the
-others. Exit code 2 if anything is wrong.
+versions, the scripts (of this folder), the data (DATA_PATH). If all is well, each machine tries to
+reach the others. Exit code 2 if anything is wrong.
 """
 
 import argparse
@@ -218,7 +218,7 @@ def read_hosts(listed=None, hostfile=None):
     for place, line in lines:
         found = re.fullmatch(rf"((?:[\w.-]+@)?[\w.-]+){slots}", line)
         if not found:
-            six = "an IPv6 address, which MindSpore does not know; " if line.count(":") > 1 else ""
+            six = "an IPv6 address, which MindSpore does not know; " if re.search("::|([0-9A-Fa-f]+:){3}", line) else ""
             raise ValueError(f"{place}: {six}write {form}")
         hosts.append((found[1], int(found[2] or 1)))
     if not hosts:
@@ -410,19 +410,25 @@ def judge(answers, here, hosts, wanted):
 
 def ask_each_other(answers, hosts, wanted, rows):
     """Has each machine reach the others, of which judge() knows only the ways to the first; sentences."""
-    names, faults = {answer["own"]: host for (host, _), answer in zip(hosts, answers)}, []
+    known, faults = [(host, answer["own"]) for (host, _), answer in zip(hosts, answers)], []
 
     def one(number):
-        others = [answer["own"] for other, answer in enumerate(answers) if other not in (0, number)]
-        host = hosts[number][0]
+        host, own = known[number]
+        others = sorted({address for _, address in known[1:]} - {own})
         return ask(None if is_here(host) else host, {**wanted, "others": others}) if others else {"cut": {}}
 
     with ThreadPoolExecutor(len(hosts)) as pool:
-        for (host, _), row, answer in zip(hosts, rows, pool.map(one, range(len(hosts)))):
-            for address, why in answer["cut"].items() if isinstance(answer, dict) else [("", answer)]:
-                row["network"] = "cut!"
-                faults.append(f"{host}: {names[address]} at {address} cannot be reached from there ({why}); open the "
-                              "firewall between the machines for TCP ports from 1024" if address else f"{host}: {why}")
+        for (host, _), row, answer in zip(known, rows, pool.map(one, range(len(hosts)))):
+            if isinstance(answer, str):
+                row["ssh"] = "failed!"
+                faults.append(f"{host}: {answer}")
+                continue
+            for other, address in known:
+                if why := answer["cut"].get(address):
+                    row["network"] = "cut!"
+                    faults.append(f"{host}: {other} at {address} cannot be reached from there ({why}); open the "
+                                  "firewall between the machines for TCP ports from 1024, or name the network that "
+                                  "joins all of them (--interface)")
     return faults
 
 

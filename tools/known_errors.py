@@ -22,7 +22,7 @@ ASKED = re.compile(r"(?:alloc size ?: ?|Request memory size: ?|required size ?\[
 OTHERS = r"(?!(Runtime|System|Memory|OS|IO|Connection\w*|BrokenPipe|Timeout|BlockingIO)Error\b)"
 OWN = re.compile(OTHERS + r"[\w.]+(Error|Exception): ")
 ANY = re.compile(OTHERS + r"[A-Za-z_][\w.]*(:|$)")  # ... is raised outside of it
-OUR = re.compile(r'/mindspore/|/tools/|/ranks\.py"')  # where an error of the network tells of other ranks
+OUR = re.compile(rf'/mindspore/|{re.escape(str(HERE))}/|/ranks\.py"')  # here it tells of other ranks
 NETWORK = re.compile(r"(Connection\w*|OS|Timeout)Error: \[Errno (101|104|110|111|113)\]")
 LIBRARY = re.compile(r'/lib/python3|-packages/|"<frozen ')
 AT_EXIT = re.compile("(Exception ignored|Error) in atexit")  # what follows is no reason
@@ -124,8 +124,8 @@ def memory_asked(lines):
 
 
 def own_error(lines):
-    """The lines of a log, none empty, from the error of the script's own on that ends it; [] if none does, [""] if it
-    reads as one of ranks that find no others.
+    """The lines of a log, none empty, from the error of the script's own on that ends it; [] if none does. Where it is
+    one of its own connections, which reads as if ranks found no others, those before it.
     """
     lines = list(itertools.takewhile(lambda line: not AT_EXIT.match(line), lines))
     *_, begin = [-1, *(number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call"))]
@@ -138,7 +138,7 @@ def own_error(lines):
     frames = [line for line in lines[begin:error] if line.startswith("  File ")]
     *_, where = ["/mindspore/", *(line for line in frames if "/mindspore/" in line or not LIBRARY.search(line))]
     if NETWORK.match(lines[-1] if lines else "") and not OUR.search(where):
-        return [""]
+        return lines[:begin] or [""]
     return lines[error:] if "/mindspore/" not in where + before and "During handling" not in before and (
         ANY.match(lines[error])) else []
 

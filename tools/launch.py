@@ -935,17 +935,17 @@ def text_of(log):
 
 def cut_logs(args):
     """The logs that mpirun has not written whole, of which it says nothing: there is no room left where they lie. Of
-    those on other machines nobody counts the lines.
+    those on other machines nobody counts the lines. Returns what to say of each.
     """
     job, cut = args.jobs[-1] if args.jobs else None, []
     for number, rank in sorted(job.ranks.items()) if job and args.launcher == "mpirun" else ():
         log = job.log_of(number)
         with contextlib.suppress(OSError):
             if not os.path.exists(log):
-                cut += [f"{from_start(args, log)} on {rank['host']}"] if rank.get("full") else []
+                cut += [f"may be missing in {from_start(args, log)} on {rank['host']}"] if rank.get("full") else []
             elif linux.is_full(log):
                 with open(log, "rb") as lines:
-                    cut += [from_start(args, log)] if sum(1 for _ in lines) < rank["count"] else []
+                    cut += [f"are missing in {from_start(args, log)}"] if sum(1 for _ in lines) < rank["count"] else []
     return cut
 
 
@@ -1025,8 +1025,7 @@ def run(args):
         report(args, job, code, failed)
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break
-        say(f"{args.name}: restart {attempt} of {args.restarts}" if not (servers and servers.done) else
-            f"{args.name}: no restart")
+        (servers and servers.done) or say(f"{args.name}: restart {attempt} of {args.restarts}")
         # Who was given --resume refuses what cannot be resumed. Ranks that failed before they said a word have not set
         # aside what an earlier job saved, if they do that, and would go on with it. Servers would have to agree on it.
         ranks = [rank for job in args.jobs for rank in job.ranks.values()]
@@ -1070,7 +1069,7 @@ def main(argv):
             + ("" if cut else "; the ranks' logs are whole"), sys.stderr)
     if cut:
         others = f" and {len(cut) - 1} more" if cut[1:] else ""
-        say(f"{args.name}: lines are missing in {cut[0]}{others}: the disk is full", sys.stderr)
+        say(f"{args.name}: lines {cut[0]}{others}: the disk is full", sys.stderr)
     return job_report.finish(args, code, say)
 
 

@@ -290,7 +290,7 @@ def blame_others(args, job, code):
              f"{port - 1}, too: give each job a port of its own"),
             ((code == 143 or well) and gone,  # MindSpore ends ranks by signal 15 when others are gone
              "no answer any more from " + ", ".join(f"rank {each} on {machine_of(each)}" for each in gone)
-             + ": it failed or was stopped, or its network failed" + ", or the one here" * (len(starts) > 2)),
+             + ": it failed or was stopped, or its network failed" + ", or that of this machine" * (len(starts) > 2)),
             (own != 0 and (code == 143 or f"no scheduler listens on {host}:" in said),
              f"no answer any more from {first}: its ranks failed, the network did, or somebody sent TERM here"),
             ("processes in the cluster are not successfully spawned" in said,

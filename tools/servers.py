@@ -187,7 +187,7 @@ class Servers:
             ranks = f"ranks from {said['first']} on"
             self.done = (f"the launcher of the {ranks} has vanished" if said.get("vanished") else
                          f"the {ranks}, on another server, have ended with exit code {said['code']}") + (
-                             ", and these do not start again")
+                             ", and the ranks here do not start again")
 
     @staticmethod
     def over(said):

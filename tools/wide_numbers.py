@@ -8,12 +8,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 from mindspore.common.api import _pynative_executor
+from mindspore.ops.primitive import jit_context
 
 
 def whole(collective, values, carry):
     """What carry(collective, values) returns, those of float64 and int64 with all their bits."""
-    if not isinstance(values, Tensor):
-        return carry(collective, values)  # which says so
+    if not isinstance(values, Tensor) or jit_context():  # while a graph is recorded, numbers would become constants
+        return carry(collective, values)
     if not values.shape and isinstance(collective, ops.AllGather):  # MindSpore crashes
         raise ValueError("AllGather joins the ranks' tensors along their first axis, and a single number has none: "
                          "give it x.reshape(1)")
