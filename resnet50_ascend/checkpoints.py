@@ -171,7 +171,7 @@ class Checkpoints(Callback):
                 ops.AllGather()(ms.Tensor([saved], ms.float32)).asnumpy().tolist())
             limit, agreed, most = tuple(min(of_all)), min(of_all) == max(of_all), max(most, *of_all)
         files, (epoch, step) = self.files(), saved
-        lost = files if most > [0, 0] else {*self.found} - {*files.values()}
+        lost = files if most > [0, 0] else {*self.found} - {*files.values()}  # ranks moved
         if saved == (0, 0) and (how == "always" or len(lost) > 1):
             self.refuse(f"nothing to resume: {self.folder} and the other ranks' folders share no "
                         "whole epoch; start all ranks where they were, or name another --ckpt-dir")

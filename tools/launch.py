@@ -1025,6 +1025,7 @@ def run(args):
         report(args, job, code, failed)
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break
+        # Where it is known that there will be none, the next Job says so.
         (servers and servers.done) or say(f"{args.name}: restart {attempt} of {args.restarts}")
         # Who was given --resume refuses what cannot be resumed. Ranks that failed before they said a word have not set
         # aside what an earlier job saved, if they do that, and would go on with it. Servers would have to agree on it.
