@@ -28,8 +28,7 @@ class Saved:
                  if re.fullmatch("rank_(0|[1-9][0-9]{0,4})", path.name) and any(path.iterdir())}
         if not ranks:
             raise ValueError(f"there is no {folder}/rank_0; give the --ckpt-dir of a job")
-        missing = set(range(max(ranks))) - ranks
-        if missing:
+        if missing := set(range(max(ranks))) - ranks:
             raise ValueError(f"{folder}/rank_{min(missing)} is missing; copy it from where it ran")
         size = len(ranks)
         places = [Checkpoints(folder / f"rank_{rank}", PREFIX, size) for rank in range(size)]

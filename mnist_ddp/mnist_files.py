@@ -22,8 +22,7 @@ def mnist_folder(text):
     """
     if not text:
         raise ArgumentTypeError("no data set: give its folder or set DATA_PATH")
-    folder = Path(text)
-    if not folder.is_dir():
+    if not (folder := Path(text)).is_dir():
         maker = Path(__file__).resolve().parent.parent / "tools" / "make_datasets.py"
         make = f", or make the set: python {os.path.relpath(maker)} mnist {folder}"
         raise ArgumentTypeError(

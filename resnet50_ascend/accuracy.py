@@ -18,8 +18,7 @@ def print_accuracy(net, args, transforms, rank, rank_size):
         transforms: from a uint8 picture (32, 32, 3) to what net takes.
     """
     there, batch_size = check_cifar10_folder(args.data_path)[1], args.batch_size
-    images = there if args.test_images is None else min(args.test_images, there)
-    if images == 0:
+    if (images := there if args.test_images is None else min(args.test_images, there)) == 0:
         if rank == 0 and args.test_images != 0:
             print("no accuracy: the data have no test_batch.bin", flush=True)
         return

@@ -8,8 +8,7 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
 Weights and optimizer are in the file; a new learning rate is the script's. A dataset passes over
 what was used: a loop of your own needs one iterator, of all epochs from the first. An order of your
-own goes by the number of the epoch (and saved.first_step).
-After TERM to the launcher (tools/launch.py) all ranks save in the middle of an epoch, and end.
+own goes by the epoch's number (and saved.first_step). After TERM all ranks save in it, and end.
 """
 
 import contextlib
@@ -75,12 +74,13 @@ class Checkpoints(Callback):
     """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
     refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
     found = ()  # by check_options(): files of any rank; those of this one may be elsewhere
-    entries = "unfinished", "batch size", "lr crc"  # of a file; the first: steps of its epoch
+    entries = "rank_size", "unfinished", "batch size", "lr crc"  # of a file; 2: steps of its epoch
+    lacking = "; without mindspore.experimental's rates: call its lr_scheduler's step() as before"
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
-        self.first_step = self.batch = self.rates = 0  # steps done of the first epoch; 0: not known
+        self.done = self.first_step = self.batch = self.rates = 0  # epochs and steps done; unknown
         self.dry_run = "MS_SIMULATION_LEVEL" in os.environ  # it trains nothing: no file is touched
         words = os.getenv("RANKS_SAVING")  # of a launcher, which may end this rank after a step
         self.launcher = runpy.run_path(words)["Launcher"]() if words else None
@@ -90,7 +90,8 @@ class Checkpoints(Callback):
             self.refuse(f"{folder} cannot be written to ({error.strerror}); use another --ckpt-dir")
 
     def on_train_begin(self, run_context):
-        run_context.original_args().cur_step_num = self.first_step
+        state = run_context.original_args()  # a schedule may go by the steps of all epochs
+        state.cur_step_num = self.done * state.batch_num + self.first_step
 
     def on_train_step_end(self, run_context):
         state = run_context.original_args()
@@ -150,9 +151,11 @@ class Checkpoints(Callback):
         if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
             self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         self.batch = 0 if dataset is None else dataset.get_batch_size()
-        own = {p.name: p for p in network.get_parameters()}
-        taken = own.keys() & {*self.entries, "rank_size"}
-        taken and self.refuse(f"rename parameter {min(taken)}: checkpoints hold another so called")
+        every = list(network.get_parameters())
+        own = {p.name: p for p in every}
+        taken = {p.name for p in every if p.name in self.entries or own[p.name] is not p}
+        taken and self.refuse(f"rename parameter {min(taken)}: checkpoints hold another so called "
+                              "(a cell with two optimizers: leave out its auto_prefix=False)")
         names = [name for name in own if re.fullmatch(r"(.*\.)?learning_rate(_group_\d+)?", name)]
         self.rates = zlib.crc32(b"".join(own[name].asnumpy().tobytes() for name in names))
         if not how or self.dry_run:
@@ -179,9 +182,9 @@ class Checkpoints(Callback):
             file.replace(f"{file}.{file.lstat().st_ctime_ns}.unused")
         if saved == (0, 0):
             return 0
-        steps, batch, rates = (int(parameters.pop(name, 0)) for name in self.entries)
+        _, steps, batch, rates = (int(parameters.pop(name, 0)) for name in self.entries)
         where = f"in epoch {epoch} after step {step}" if steps else f"after epoch {epoch}"
-        epoch, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
+        self.done, self.first_step = (epoch - 1, step) if steps else (epoch, 0)
         if (stages := ms.get_auto_parallel_context("pipeline_stages")) > 1:  # another's is refused
             parameters.pop(f"rank_{ms.communication.get_rank()}_of_{stages}_stages", None)
             held = ops.AllReduce()(ms.Tensor([name in parameters for name in own], ms.float32))
@@ -191,11 +194,12 @@ class Checkpoints(Callback):
         fits = batch in (0, self.batch) and steps in (0, 1, now)  # 1: of how many is not known
         if dataset is not None:
             ms.dataset.config.set_fast_recovery(False)  # samples and crops of finished steps, too
-            dataset.set_init_step(epoch * now + self.first_step)
+            dataset.set_init_step(self.done * now + self.first_step)
         with contextlib.suppress(RuntimeError):  # other shapes
             if fits and ms.load_param_into_net(network, change(parameters)) == ([], []):
-                print(f"resumed {where} from {files[saved]}", flush=True)
-                return epoch
+                lacks = any(hasattr(cell, "param_groups") for _, cell in network.cells_and_names())
+                print(f"resumed {where} from {files[saved]}{lacks * self.lacking}", flush=True)
+                return self.done
         return self.refuse(f"{files[saved]} " + (
             "is of another network or rank; resume with the options (such as --blocks)" if fits else
             f"was saved in an epoch of {steps} steps of {batch}, now {now} of {self.batch}; resume "

@@ -64,8 +64,7 @@ def check_cifar10_folder(folder):
     """
     if not folder:
         raise ValueError("no data set given: set DATA_PATH to the folder cifar-10-batches-bin")
-    folder = Path(folder)
-    if not folder.is_dir():
+    if not (folder := Path(folder)).is_dir():
         how = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"the data folder {folder} {how} (looked from {Path.cwd()}); "
                          f"give the absolute path of cifar-10-batches-bin, or {SOURCE}")

@@ -40,8 +40,7 @@ def fruits_folder(text):
 def _check(text):
     if not text:
         raise ValueError("no data set given: use --data-path FOLDER or set DATA_PATH")
-    folder = Path(text)
-    if not folder.is_dir():
+    if not (folder := Path(text)).is_dir():
         how = "is a file" if folder.exists() else "does not exist"
         raise ValueError(f"the data folder {folder} {how} (looked from {Path.cwd()}); "
                          f"give an absolute path, {EXAMPLE}")

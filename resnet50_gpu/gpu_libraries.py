@@ -29,8 +29,7 @@ def visible_cards():
     numbers, wanted = re.findall(r"^GPU (\d+):", listing, re.M), os.getenv("CUDA_VISIBLE_DEVICES")
     if wanted in (None, "", "-1"):
         return numbers if wanted is None else []  # the others are the usual ways to hide all cards
-    cards = wanted.split(",")
-    for card in cards:
+    for card in (cards := wanted.split(",")):
         if not re.fullmatch("[0-9]+|GPU-[0-9a-f-]+", card):
             raise ValueError(f"CUDA_VISIBLE_DEVICES is '{wanted}'; write numbers of cards with "
                              "commas between them, such as 2,3")
@@ -45,8 +44,7 @@ def visible_cards():
 def check_cards(ranks):
     """Check the cards for so many ranks, a text; returns (number of cards, "GPU" or "CPU")."""
     cards = len(visible_cards())
-    target = os.getenv("DEVICE_TARGET") or ("GPU" if cards else "CPU")
-    if target not in ("GPU", "CPU"):
+    if (target := os.getenv("DEVICE_TARGET") or ("GPU" if cards else "CPU")) not in ("GPU", "CPU"):
         raise ValueError(f"DEVICE_TARGET is '{target}'; write GPU or CPU")
     if target == "GPU" and re.fullmatch("[0-9]*", ranks):  # else ranks.py refuses the number
         if int(ranks or 1) > cards:
@@ -65,12 +63,10 @@ def reason():
     if not os.access(nvcc, os.X_OK):
         return f"{nvcc} is no program that may be run: {TOOLKIT}"
     said = subprocess.getoutput(f"{shlex.quote(nvcc)} --version")
-    release = re.search(r"release (\d+\.\d+),", said)
-    if not release or release[1] not in ("11.6", "11.7", "11.8"):
-        found = release[1] if release else "?"
-        return f"{nvcc} is of CUDA {found}, the plugin is for 11.6: {TOOLKIT}"
+    cuda = re.search(r"release (\d+\.\d+),", said)
+    if not cuda or cuda[1] not in ("11.6", "11.7", "11.8"):
+        return f"{nvcc} is of CUDA {cuda[1] if cuda else '?'}, the plugin is for 11.6: {TOOLKIT}"
     import mindspore as ms
-
     try:
         ms.set_context(device_target="GPU")
     except (RuntimeError, ValueError) as error:
@@ -88,7 +84,6 @@ def choose_device():
     Also makes convolutions on CPU quick, as ranks.join() does.
     """
     import mindspore as ms
-
     tools = Path(__file__).resolve().parent.parent / "tools"
     if (tools / "convolutions.py").is_file():
         runpy.run_path(str(tools / "loss_lines.py"))  # says how long it will take

@@ -462,6 +462,71 @@ def test_cached_files_are_no_reason_to_throw_a_checkpoint_away(tmp_path):
     assert load_with_full_memory(tmp_path, 3, bug).code == 1
 
 
+OF_ONES_OWN = """
+import argparse, pathlib, sys
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.experimental import optim
+from mindspore.train import LearningRateScheduler, Model
+from checkpoints import Checkpoints
+case, epochs, how = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None
+ms.set_seed(1)
+x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
+data = ms.dataset.NumpySlicesDataset((x, x.sum(1, keepdims=True)), ["x", "y"], shuffle=False).batch(2)
+net, saved, sgd = nn.Dense(3, 1), Checkpoints(pathlib.Path(case), "net", 1), nn.SGD
+
+class Says(ms.train.Callback):
+    def on_train_epoch_end(self, run_context):
+        state = run_context.original_args()
+        print(f"epoch {state.cur_epoch_num}: {float(state.optimizer.learning_rate.asnumpy()):.6f}")
+
+class Step(nn.Cell):
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.net = net
+        if case == "two optimizers":
+            self.slow, self.fast = nn.SGD([net.weight], 0.1), nn.SGD([net.bias], 0.2)
+        else:
+            self.optimizer = optim.SGD(net.trainable_params(), lr=0.1)
+
+if case == "a schedule by steps":
+    model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+    first = saved.resume(model.train_network, how, dataset=data)
+    schedule = LearningRateScheduler(lambda rate, step: 0.1 * 0.9**step)
+    model.train(epochs, data, callbacks=[schedule, Says(), saved], initial_epoch=first, dataset_sink_mode=False)
+else:
+    step = Step()
+    saved.resume(step, how)
+    saved.save(step, 1, 1)
+"""
+
+
+def of_ones_own(case, epochs, how, folder):
+    return forks.run("-c", OF_ONES_OWN, case, epochs, how, cwd=folder, env={"PYTHONPATH": str(LESSON)})
+
+
+def test_a_schedule_that_goes_by_the_step_goes_on(tmp_path):
+    rates = []
+    for folder, parts in (("whole", ((4, ""),)), ("resumed", ((2, ""), (4, "always")))):
+        (tmp_path / folder).mkdir()
+        said = "".join(jobs.succeeded(of_ones_own("a schedule by steps", *part, tmp_path / folder)).output
+                       for part in parts)
+        rates.append(re.findall(r"^epoch \d: [\d.]+$", said, re.MULTILINE))
+    assert rates[0] == rates[1] == [f"epoch {epoch}: {0.1 * 0.9 ** (4 * epoch):.6f}" for epoch in range(1, 5)]
+
+
+def test_what_checkpoints_cannot_hold_is_told(tmp_path):
+    result = of_ones_own("two optimizers", 1, "", tmp_path)
+    assert result.code == 2
+    assert ("rename parameter global_step: checkpoints hold another so called (a cell with two optimizers: leave out "
+            "its auto_prefix=False)\n") in result.output
+    assert not [*tmp_path.glob("*/*.ckpt")]
+    jobs.succeeded(of_ones_own("rates elsewhere", 1, "", tmp_path))
+    resumed = jobs.succeeded(of_ones_own("rates elsewhere", 1, "always", tmp_path)).output
+    assert "net-1_1.ckpt; without mindspore.experimental's rates: call its lr_scheduler's step() as before\n" in resumed
+
+
 # ------------------------------------------------------------------------------------------------- slices, for real
 def tool(script, *arguments, cwd):
     """Run one of the lesson's tools; return its output."""
