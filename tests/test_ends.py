@@ -350,6 +350,70 @@ def test_ranks_that_have_saved_and_test_are_not_said_to_have_lost_anything(tmp_p
     assert result.output.count("all ranks have saved epoch 1, step 1; --resume goes on there") == 1
 
 
+def test_a_rank_that_is_stopped_when_term_comes_is_named(tmp_path):
+    with start(tmp_path, TESTS, 2, "--with", "table", "--grace", 1) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        stopped = job.rank_process(1)
+        os.kill(stopped, signal.SIGSTOP)
+        os.kill(job.process.pid, signal.SIGTERM)
+        result = job.finish()
+    assert result.code == 143
+    assert f"not saved within 1 s: rank 1 (PID {stopped}) was stopped, by SIGSTOP or a debugger\n" in result.output
+
+
+def test_what_ranks_save_while_they_are_ended_is_told(tmp_path):
+    script = TESTS.replace("print('ready'", """
+def save(*_):
+    launcher.saved('epoch 2, step 1')
+    os._exit(0)
+import signal
+signal.signal(signal.SIGTERM, save)
+print('ready'""")
+    with start(tmp_path, script, 2, "--with", "mpirun") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(job.process.pid, signal.SIGINT)
+        result = job.finish()
+    assert result.code == 130
+    assert "all ranks have saved epoch 2, step 1; --resume goes on there\n" in result.output, result.output
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_usr1_of_a_batch_system_is_the_scripts(handled, tmp_path):
+    """mpirun passes it on to what it has started."""
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('told')))\n" * handled
+    script = f"import signal, sys, time\n{handler}print('ready', flush=True)\ntime.sleep(600)\n"
+    with start(tmp_path, script, 2, "--with", "mpirun") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(jobs.parent_of(jobs.parent_of(job.rank_process(0))), signal.SIGUSR1)
+        result = job.finish()
+    assert (result.code, result.output.count("] told\n")) == ((0, 2) if handled else (138, 0)), result.output
+    assert "memory ran out" not in result.output
+    assert not result.left_over
+
+
+def test_quit_is_told_and_in_the_report(tmp_path):
+    with start(tmp_path, TESTS, 2, "--with", "mpirun", "--report", "report.json") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(job.process.pid, signal.SIGQUIT)
+        result = job.finish()
+    assert result.code == 131
+    assert "ranks.py: ended by SIGQUIT, from outside" in result.output
+    assert "all ranks have saved epoch 1, step 1; --resume goes on there\n" in result.output
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 131
+    assert not result.left_over
+
+
+def test_mpiruns_folder_goes_with_it(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    with start(tmp_path, TESTS, 2, "--with", "mpirun", env={"TMPDIR": str(tmp_path / "tmp")}) as job:
+        job.wait_for(r"(?s)ready.*ready")
+        mpirun = jobs.parent_of(jobs.parent_of(job.rank_process(0)))
+        assert [*tmp_path.glob(f"tmp/ompi.*/pid.{mpirun}")]
+        os.kill(mpirun, signal.SIGKILL)
+        assert job.finish().code == 137
+    assert not [*tmp_path.glob("tmp/ompi.*/pid.*")]
+
+
 CHECKED = """import os, sys
 if "--check" in sys.argv:
     sys.exit(print("saves in ck"))
@@ -1041,6 +1105,26 @@ def test_a_scheduler_that_outlives_the_ranks_holds_nobody_up(tmp_path):
         result = jobs.succeeded(job.finish(60))
     assert result.output.count("] role MS_WORKER") == 2
     assert "role MS_SCHED" in (tmp_path / "log_msrun/scheduler.log").read_text()
+
+
+LOSES_SCHEDULER = """import os, time
+if os.environ['MS_ROLE'] == 'MS_SCHED':
+    open('scheduler', 'w').write(str(os.getpid()))
+    time.sleep(600)
+while not os.path.exists('scheduler') or not os.path.getsize('scheduler'):
+    time.sleep(0.01)
+if os.environ['MS_NODE_ID'] == '0' and os.fork() == 0:
+    os.setsid()
+    time.sleep(0.1)
+    os.kill(int(open('scheduler').read()), 15)
+"""
+
+
+def test_a_scheduler_that_is_ended_while_the_ranks_leave_is_named(tmp_path):
+    with start(tmp_path, LOSES_SCHEDULER, 2, "--with", "msrun") as job:
+        result = job.finish(60)
+    assert result.code == 1
+    assert "ranks.py: MindSpore's scheduler was ended by signal 15 while the ranks ended well\n" in result.output
 
 
 def test_a_stopped_mpirun_holds_nobody_up_after_the_ranks(tmp_path):

@@ -75,6 +75,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.end)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # mpirun and batch systems send them; a script may wait for one
+            signal.signal(number, lambda number, _: self.script.send_signal(number))
         self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
                   agent=os.getpid(), is_scheduler=self.scheduler)
         self.write(b"")  # the log is there from the start
@@ -237,6 +239,10 @@ class Agent:
                 # The signal may have come in the middle of a message.
                 self.link.send(b'\n{"ended": %d}\n' % by_signal[0], socket.MSG_DONTWAIT)
         self.clear_away()
+        with contextlib.suppress(OSError):  # there is no other word, or the launcher is gone
+            while word := self.words.recv(999, socket.MSG_DONTWAIT):
+                if word.startswith(b"kept "):
+                    self.link.send(b"\n%s\n" % json.dumps({"word": word.decode()}).encode(), socket.MSG_DONTWAIT)
         os._exit(143 if self.code is None else self.code)
 
     def clear_away(self):
@@ -266,12 +272,14 @@ def receive(link):
         return b""
 
 
-def connected(link):
-    """Is the other end still there? What it has sent is lost."""
+def connected(link, unread=None):
+    """Is the other end still there? What it has sent is added to unread, a bytearray, which keeps the end, or lost."""
     try:
         link.setblocking(False)
-        while link.recv(1 << 20):
-            pass
+        while data := link.recv(1 << 20):
+            if unread is not None:
+                unread += data
+                del unread[:-(1 << 16)]  # a rank may write without end
     except BlockingIOError:
         return True
     except OSError:

@@ -317,7 +317,7 @@ class Job:
         self.stopped, (self.wake, self.written) = False, args.signals
         SPEECH.job = self
         signal.set_wakeup_fd(self.written.fileno())  # a signal ends watch()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, note)
         self.stall = 60 * float(os.getenv("STALL_MINUTES", "30"))
@@ -331,6 +331,7 @@ class Job:
         self.ending = False  # are the ranks to end, those included that have not come yet?
         self.turn = ""  # what take_turns() has taken
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
+        self.kept = ""  # what all ranks have saved, when they have ended
 
     @property
     def log(self):
@@ -555,16 +556,17 @@ class Job:
                 self.reason = f"the agent of rank {number}{self.args.place(number)} was the first that was ended {by}"
         return failed["code"], failed["rank"]
 
+    def stop_of(self, halted):
+        """Who of halted() it is and what was done to it, in words."""
+        who = "MindSpore's scheduler" if halted is self.scheduler else f"rank {halted['rank']}"
+        return f"{who} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger"
+
     def say_stopped(self, halted):
         """What name_one_of() returns, where it is one of halted()."""
-        if halted is self.scheduler:
-            number, who, longer = None, "MindSpore's scheduler", ""
-        else:
-            number, longer = halted["rank"], "; they wait longer with MS_NODE_TIMEOUT=<seconds>"
-            who = f"rank {number}"
-        self.reason = (f"{who} (PID {halted['pid']}) was stopped, by SIGSTOP or a debugger, and the others missed it"
-                       f"{longer}")
-        return 143, number
+        by_rank = halted is not self.scheduler
+        self.reason = f"{self.stop_of(halted)}, and the others missed it" + (
+            by_rank * "; they wait longer with MS_NODE_TIMEOUT=<seconds>")
+        return 143, halted["rank"] if by_rank else None
 
     def left_behind(self):
         """What watch() returns where MindSpore's scheduler, on another machine, has ended while all ranks here are
@@ -812,6 +814,8 @@ class Job:
         MOVING.stop()
         linux.release(self.turn)
         self.end_ranks()
+        for state in (key.data for key in self.links() if key.data["rank"]):
+            state["rank"]["unread"] = state["rest"]
         self.files.close()
         self.server.close()
         here = [rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()]
@@ -819,22 +823,41 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
             if number == signal.SIGKILL:  # agents that are stopped; msrun's lead sessions of their own
-                leaders += [rank["agent"] for rank in here if agent.connected(rank["link"])]
+                leaders += [rank["agent"] for rank in here if agent.connected(rank["link"], rank.get("unread"))]
             for pid in linux.session_of(*leaders):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while left and time.monotonic() < deadline:
                 left = [process for process in self.started if process.poll() is None
                         or linux.session_of(process.pid)]
-                left += [rank for rank in here if agent.connected(rank["link"])]
+                left += [rank for rank in here if agent.connected(rank["link"], rank.get("unread"))]
                 time.sleep(0.02)
+        self.hear_what_was_saved()
         for rank in self.ranks.values():
             rank["link"].close()
+        remove_folder_of_mpirun(self.started[:1] if self.args.launcher == "mpirun" else ())
         # An agent that was killed, as by MindSpore's msrun, has not ended what its script had started.
         failed = [rank["pid"] for rank in here if rank["code"] != 0]
         for pid in linux.session_of(*failed) if failed else ():
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
+
+    def hear_what_was_saved(self):
+        """While they were ended, ranks may have saved once more, all of them or some."""
+        self.kept = kept_by_all(self)
+        for rank in self.ranks.values():
+            agent.connected(rank["link"], unread := rank.pop("unread", bytearray()))
+            for message in map(whole, unread.split(b"\n")):
+                rank.update({"word": message["word"]} if "word" in message else {})
+        self.kept = kept_by_all(self) or self.kept
+
+
+def remove_folder_of_mpirun(started):
+    """Of one that was killed, which could not do so."""
+    for process in started:
+        folder = f"{os.getenv('TMPDIR') or '/tmp'}/ompi.*.{os.getuid()}/pid.{process.pid}"
+        for left in glob.glob(folder) if process.returncode == -signal.SIGKILL else ():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def whole(message):
@@ -922,7 +945,7 @@ def say_what_is_saved(args):
     """With what a job that has ended too soon can be resumed."""
     job = next((job for job in reversed(args.jobs) if job.ranks), args.jobs[-1])  # the last may have started none
     there = all(os.path.isdir(os.path.join(os.environ["LAUNCH_DIR"], folder)) for folder in args.saves)
-    if there and len(job.ranks) == args.n and (saved := kept_by_all(job)):
+    if there and len(job.ranks) == args.n and (saved := job.kept):
         say(f"{args.name}: all ranks have saved {saved}; --resume goes on there")
 
 
@@ -1020,8 +1043,10 @@ def run(args):
             say_what_is_saved(args)
             return code
         if code and failed is None and job.ranks and all(rank["code"] == 0 for rank in job.ranks.values()):
-            job.guess = (f"all ranks ended with exit code 0, {args.launcher} with {code}, which they did not tell that "
-                         "they end; end the script by ranks.leave(), or normally")
+            how = job.end_of_scheduler()
+            job.guess = f"MindSpore's scheduler{how} while the ranks ended well" if how else (
+                f"all ranks ended with exit code 0, {args.launcher} with {code}, which they did not tell that they "
+                "end; end the script by ranks.leave(), or normally")
         report(args, job, code, failed)
         if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
             break

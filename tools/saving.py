@@ -58,6 +58,8 @@ class Saving:
         if any(self.job.ranks[rank]["code"] for rank in missing):
             return "a rank has failed before all had saved"
         if time.monotonic() > self.deadline:
+            if halted := self.job.halted():
+                return f"not saved within {self.seconds:g} s: {self.job.stop_of(halted)}"
             if kept_by_all(self.job):
                 return f"no step has ended within {self.seconds:g} s, as none does while ranks test"
             return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}"
