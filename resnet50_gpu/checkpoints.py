@@ -8,7 +8,7 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
 Weights and optimizer are in the file; a new learning rate is the script's. A dataset passes over
 what was used: a loop of your own needs one iterator, of all epochs from the first. An order of your
-own goes by the epoch's number (and saved.first_step). After TERM all ranks save in it, and end.
+own goes by the epoch's number (and saved.first_step). TERM to the launcher: all save, and end.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class Checkpoints(Callback):
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
-        self.done = self.first_step = self.batch = self.rates = 0  # epochs and steps done; unknown
+        self.done = self.first_step = self.batch = self.rates = 0  # of the last two: not known
         self.dry_run = "MS_SIMULATION_LEVEL" in os.environ  # it trains nothing: no file is touched
         words = os.getenv("RANKS_SAVING")  # of a launcher, which may end this rank after a step
         self.launcher = runpy.run_path(words)["Launcher"]() if words else None
@@ -89,9 +89,10 @@ class Checkpoints(Callback):
         except OSError as error:
             self.refuse(f"{folder} cannot be written to ({error.strerror}); use another --ckpt-dir")
 
-    def on_train_begin(self, run_context):
+    def on_train_epoch_begin(self, run_context):
         state = run_context.original_args()  # a schedule may go by the steps of all epochs
-        state.cur_step_num = self.done * state.batch_num + self.first_step
+        done = self.first_step if state.cur_epoch_num == self.done + 1 else 0
+        state.cur_step_num = (state.cur_epoch_num - 1) * state.batch_num + done
 
     def on_train_step_end(self, run_context):
         state = run_context.original_args()
@@ -151,11 +152,10 @@ class Checkpoints(Callback):
         if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
             self.refuse(f"{self.folder} cannot be read or written to; use another --ckpt-dir")
         self.batch = 0 if dataset is None else dataset.get_batch_size()
-        every = list(network.get_parameters())
-        own = {p.name: p for p in every}
-        taken = {p.name for p in every if p.name in self.entries or own[p.name] is not p}
-        taken and self.refuse(f"rename parameter {min(taken)}: checkpoints hold another so called "
-                              "(a cell with two optimizers: leave out its auto_prefix=False)")
+        network.check_names_and_refresh_name()  # as at its first step: no two have one name then
+        own = {p.name: p for p in network.get_parameters()}
+        taken = own.keys() & {*self.entries}
+        taken and self.refuse(f"rename parameter {min(taken)}: checkpoints hold another so called")
         names = [name for name in own if re.fullmatch(r"(.*\.)?learning_rate(_group_\d+)?", name)]
         self.rates = zlib.crc32(b"".join(own[name].asnumpy().tobytes() for name in names))
         if not how or self.dry_run:

@@ -358,7 +358,8 @@ def test_a_rank_that_is_stopped_when_term_comes_is_named(tmp_path):
         os.kill(job.process.pid, signal.SIGTERM)
         result = job.finish()
     assert result.code == 143
-    assert f"not saved within 1 s: rank 1 (PID {stopped}) was stopped, by SIGSTOP or a debugger\n" in result.output
+    assert (f"not saved within 1 s: rank 0, 1; rank 1 (PID {stopped}) was stopped, by SIGSTOP or a debugger\n"
+            in result.output)
 
 
 def test_what_ranks_save_while_they_are_ended_is_told(tmp_path):
@@ -397,9 +398,10 @@ def test_quit_is_told_and_in_the_report(tmp_path):
         os.kill(job.process.pid, signal.SIGQUIT)
         result = job.finish()
     assert result.code == 131
-    assert "ranks.py: ended by SIGQUIT, from outside" in result.output
+    assert "ranks.py: ended by SIGQUIT, Ctrl-\\, or kill\n" in result.output
     assert "all ranks have saved epoch 1, step 1; --resume goes on there\n" in result.output
-    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 131
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["exit_code"], report["ended_by"]) == (131, "SIGQUIT")
     assert not result.left_over
 
 

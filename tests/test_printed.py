@@ -20,15 +20,16 @@ time.monotonic = lambda now=iter(range(0, 9000, 40)): next(now)
 class Parameters(dict):
     __getattr__ = dict.__getitem__
 
-def train(every, epochs, loss):
+def train(every, epochs, loss, done=0):
     print("===", flush=True)
     printing = LossMonitor(every)
     for step in range(1, 5):
-        about = Parameters(cur_step_num=step, cur_epoch_num=1, epoch_num=epochs, batch_num=100,
+        about = Parameters(cur_step_num=100 * done + step, cur_epoch_num=done + 1, epoch_num=epochs, batch_num=100,
                            net_outputs=ms.Tensor(loss * step, ms.float32), dataset_sink_mode=False)
         printing.step_end(types.SimpleNamespace(original_args=lambda: about))
 
 train(1, 10, 1.2345678)
+train(1, 10, 1.2345678, done=5)
 train(2, 10, 1e-9)
 train(1, 0.1, 1)
 train(1, 10, float("nan"))
@@ -42,9 +43,10 @@ def test_losses_have_5_digits_and_rank_0_says_how_long_it_will_take(tmp_path):
     for rank, option, sentence in (("0", "# --image-size", [TO_GO]), ("0", "", [TO_GO.split(";")[0]]), ("1", "", [])):
         (tmp_path / "steps.py").write_text(STEPS + option)
         result = forks.run("steps.py", jobs.REPO / "tools" / "loss_lines.py", cwd=tmp_path, env={"RANK_ID": rank})
-        first, second, short, nan = (part.splitlines() for part in result.output.split("===\n")[1:])
+        first, resumed, second, short, nan = (part.splitlines() for part in result.output.split("===\n")[1:])
         assert first == ["epoch: 1 step: 1, loss is 1.2346", "epoch: 1 step: 2, loss is 2.4691", *sentence,
                          "epoch: 1 step: 3, loss is 3.7037", "epoch: 1 step: 4, loss is 4.9383"]
+        assert resumed == [line.replace("epoch: 1", "epoch: 6") for line in first], "it has 10 more to go"
         assert second == ["epoch: 1 step: 2, loss is 2e-09", "epoch: 1 step: 4, loss is 4e-09",
                           *(line.replace("11.1", "5.5").replace("40.0", "20.0") for line in sentence)]
         assert len(short) == 4, "less than 10 minutes are left"

@@ -127,6 +127,23 @@ def test_a_rank_that_is_stopped(tmp_path):
         assert job.finish().code == 143
 
 
+@pytest.mark.parametrize("which", ["mpirun", "the agent of rank 1"])
+def test_what_is_stopped_around_the_ranks_is_named(which, tmp_path):
+    script = "print('ready', flush=True)\nwhile True:\n    print('x' * 999, flush=True)\n"
+    with start(tmp_path, script, 2, "--with", "mpirun", "--on-stall", "end") as job:
+        job.wait_for("(?s)ready.*ready")
+        stopped = jobs.parent_of(job.rank_process(1))
+        stopped = jobs.parent_of(stopped) if which == "mpirun" else stopped
+        if which != "mpirun":
+            os.kill(job.rank_process(0), signal.SIGSTOP)
+        os.kill(stopped, signal.SIGSTOP)
+        result = job.finish(60)
+    assert result.code == 75
+    assert f"ranks.py: {which} is stopped (SIGSTOP): kill -CONT {stopped} lets it go on\n" in result.output
+    assert result.seconds < jobs.soon(40), "60 s for an answer that cannot come"
+    assert not result.left_over
+
+
 @pytest.mark.parametrize(("case", "place"), [("data", "the data set blocks"), ("left out", "after the loop")])
 def test_a_rank_that_waits_in_a_collective(case, place, tmp_path):
     script = TRAINING.format(lesson=str(RANKS.parent))

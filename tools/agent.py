@@ -51,6 +51,7 @@ class Agent:
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
         self.code = None  # what the launcher has been told
+        self.word = b""  # the last one of the script
         self.script_ended = False  # and only MindSpore's clean-up is left
         self.scheduler_of, self.met = 0, False  # rank 0: its process, until it ends; have all ranks met?
         if "RANKS_LOG" in env:  # such as device%/train.log%: the folder and the file of a rank
@@ -75,7 +76,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.end)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # mpirun and batch systems send them; a script may wait for one
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # mpirun passes them on; a script may wait for one
             signal.signal(number, lambda number, _: self.script.send_signal(number))
         self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
                   agent=os.getpid(), is_scheduler=self.scheduler)
@@ -173,6 +174,7 @@ class Agent:
     def fail(self, said, code):
         """The rank has failed, and its script does not know it."""
         self.tell(lines=[said], code=code)
+        self.code = code
         self.end()
 
     def end_of_scheduler(self):
@@ -226,6 +228,7 @@ class Agent:
         elif word.startswith(b"scheduler "):
             self.scheduler_of = int(word[10:])
         elif word:
+            self.word = word
             self.tell(word=word.decode())
         else:
             self.files.unregister(words)
@@ -239,10 +242,12 @@ class Agent:
                 # The signal may have come in the middle of a message.
                 self.link.send(b'\n{"ended": %d}\n' % by_signal[0], socket.MSG_DONTWAIT)
         self.clear_away()
+        word = self.word  # it may not have been told
         with contextlib.suppress(OSError):  # there is no other word, or the launcher is gone
-            while word := self.words.recv(999, socket.MSG_DONTWAIT):
+            while word and self.code is None:
                 if word.startswith(b"kept "):
                     self.link.send(b"\n%s\n" % json.dumps({"word": word.decode()}).encode(), socket.MSG_DONTWAIT)
+                word = self.words.recv(999, socket.MSG_DONTWAIT)
         os._exit(143 if self.code is None else self.code)
 
     def clear_away(self):
@@ -272,14 +277,13 @@ def receive(link):
         return b""
 
 
-def connected(link, unread=None):
-    """Is the other end still there? What it has sent is added to unread, a bytearray, which keeps the end, or lost."""
+def connected(link, hear=None):
+    """Is the other end still there? hear is called with what it has sent; without it, that is lost."""
     try:
         link.setblocking(False)
         while data := link.recv(1 << 20):
-            if unread is not None:
-                unread += data
-                del unread[:-(1 << 16)]  # a rank may write without end
+            if hear:
+                hear(data)
     except BlockingIOError:
         return True
     except OSError:

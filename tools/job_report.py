@@ -13,7 +13,7 @@ import sys
 import time
 
 TIMED_OUT = 124  # the exit code of a job that --time-limit ended, as of the command timeout
-BY_SIGNAL = {128 + number: name for name, number in (("SIGHUP", 1), ("SIGINT", 2), ("SIGTERM", 15))}
+BY_SIGNAL = {128 + number: name for name, number in (("SIGHUP", 1), ("SIGINT", 2), ("SIGQUIT", 3), ("SIGTERM", 15))}
 
 
 def prepare(args):
@@ -37,7 +37,7 @@ def prepare(args):
     def end(number, _):
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, end)
 

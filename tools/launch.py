@@ -486,8 +486,9 @@ class Job:
             if not self.save_first(number):
                 self.stopped = True
                 if number != signal.SIGINT and not self.args.timed_out:  # who pressed Ctrl-C knows it
-                    say(f"{self.args.name}: ended by {signal.Signals(number).name}, from outside: kill, a batch "
-                        "system, or a terminal that was closed")
+                    how = "Ctrl-\\, or kill" if number == signal.SIGQUIT else (
+                        "from outside: kill, a batch system, or a terminal that was closed")
+                    say(f"{self.args.name}: ended by {signal.Signals(number).name}, {how}")
                 return 128 + number, None
         elif key.data is self.servers:
             self.files.unregister(key.fileobj)
@@ -685,8 +686,8 @@ class Job:
             return False  # no agent of this job: a port scanner may have found it
         for message in filter(None, messages):
             if state["rank"] is None:
-                state["rank"] = {**message, "link": link, "lines": collections.deque(maxlen=30), "count": 0,
-                                 "losses": [], "accuracy": ""}
+                state["rank"] = {"code": None, **message, "link": link, "lines": collections.deque(maxlen=30),
+                                 "count": 0, "losses": [], "accuracy": ""}
                 if message["is_scheduler"]:
                     self.scheduler = state["rank"]
                 else:
@@ -695,7 +696,7 @@ class Job:
                     linux.release(self.turn)
             if "lines" in message or "heard" not in state["rank"]:
                 state["rank"]["heard"] = time.monotonic()
-            state["rank"].update({"code": None, **{name: message[name] for name in message if name != "lines"}})
+            state["rank"].update({name: message[name] for name in message if name != "lines"})
             for line in message.get("lines", ()):
                 self.show(state["rank"], line)
         if not data and state["rank"] and state["rank"]["code"] is None:
@@ -738,7 +739,8 @@ class Job:
         if (ended or leaving) and self.one_ended is None:  # once, the others are looked at sooner: they may wait for it
             self.one_ended, self.patience = now, min(EARLY, self.stall)
         if self.asked:
-            if any("seen" not in rank for rank in running) and now < self.asked + 60:
+            halted = self.halted_around(running)  # through what is stopped no answer comes
+            if any("seen" not in rank for rank in running) and now < self.asked + (5 if halted else 60):
                 return False
             gets_on = not running or any(rank["heard"] > self.asked for rank in self.ranks.values())
             self.asked, self.warned, patience, self.patience = None, now, self.patience, self.stall
@@ -751,7 +753,7 @@ class Job:
             lines, works = stacks.describe(seen)
             if not any(stacks.in_collective(one) for one in seen.values()):
                 ended = [number for number in ended if "weights" not in self.ranks[number]]  # by ranks.leave()
-            if ended and running:
+            if ended and running and not halted:
                 lines.append(f"rank{'s' * bool(ended[1:])} {', '.join(map(str, ended))} ended, with exit code 0; who "
                              "waits for one that has ended waits for ever: let all ranks do the same steps, and end "
                              "the script by ranks.leave()")
@@ -766,13 +768,25 @@ class Job:
             return False
         rank, self.asked = min(running, key=lambda rank: rank["heard"]), now
         since = time.strftime("%T", time.localtime(time.time() - now + rank["heard"]))
-        say(f"{self.args.name}: warning: no rank has written anything for "
+        say("\n".join([
+            f"{self.args.name}: warning: no rank has written anything for "
             f"{now - max(rank['heard'] for rank in running):.0f} s; quiet longest: rank {rank['rank']}, since {since}; "
             f"the last line of {from_start(self.args, self.log_of(rank['rank']))}: {(rank['lines'] or ['none'])[-1]}",
-            sys.stderr)
+            *(f"{self.args.name}: {who} is stopped (SIGSTOP): kill -CONT {process} lets it go on"
+              for who, process in self.halted_around(running))]), sys.stderr)
         for rank in running:
             self.ask(rank, look=True)
         return False
+
+    def halted_around(self, running):
+        """What is stopped of all on this machine that is not a rank, but without which ranks do not get on: [(who,
+        process id)].
+        """
+        around = [(self.args.launcher, process.pid) for process in self.started if self.args.launcher != "table"]
+        around += [(f"the agent of rank {rank['rank']}", rank["agent"]) for rank in running
+                   if rank["host"] == socket.gethostname()]
+        around += [("MindSpore's scheduler", self.scheduler["pid"])] if self.scheduler else []
+        return [(who, process) for who, process in around if is_stopped({"pid": process})]
 
     @staticmethod
     def ask(rank, **what):
@@ -814,8 +828,8 @@ class Job:
         MOVING.stop()
         linux.release(self.turn)
         self.end_ranks()
-        for state in (key.data for key in self.links() if key.data["rank"]):
-            state["rank"]["unread"] = state["rest"]
+        kept = kept_by_all(self)  # still, where only some of them save once more
+        rests = {key.data["rank"]["rank"]: key.data["rest"] for key in self.links() if key.data["rank"]}
         self.files.close()
         self.server.close()
         here = [rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()]
@@ -823,18 +837,19 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, left = time.monotonic() + 3, [0]
             if number == signal.SIGKILL:  # agents that are stopped; msrun's lead sessions of their own
-                leaders += [rank["agent"] for rank in here if agent.connected(rank["link"], rank.get("unread"))]
+                leaders += [rank["agent"] for rank in here if self.connected(rank, rests)]
             for pid in linux.session_of(*leaders):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             while left and time.monotonic() < deadline:
                 left = [process for process in self.started if process.poll() is None
                         or linux.session_of(process.pid)]
-                left += [rank for rank in here if agent.connected(rank["link"], rank.get("unread"))]
+                left += [rank for rank in here if self.connected(rank, rests)]
                 time.sleep(0.02)
-        self.hear_what_was_saved()
         for rank in self.ranks.values():
+            self.connected(rank, rests)
             rank["link"].close()
+        self.kept = kept_by_all(self) or kept
         remove_folder_of_mpirun(self.started[:1] if self.args.launcher == "mpirun" else ())
         # An agent that was killed, as by MindSpore's msrun, has not ended what its script had started.
         failed = [rank["pid"] for rank in here if rank["code"] != 0]
@@ -842,22 +857,25 @@ class Job:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
 
-    def hear_what_was_saved(self):
-        """While they were ended, ranks may have saved once more, all of them or some."""
-        self.kept = kept_by_all(self)
-        for rank in self.ranks.values():
-            agent.connected(rank["link"], unread := rank.pop("unread", bytearray()))
-            for message in map(whole, unread.split(b"\n")):
-                rank.update({"word": message["word"]} if "word" in message else {})
-        self.kept = kept_by_all(self) or self.kept
+    @staticmethod
+    def connected(rank, rests):
+        """Is a rank's agent still there, once it was told to end? Ranks may save once more then, which is heard.
+
+        rests: {rank: the line that had not come whole}.
+        """
+        def hear(data):
+            for line in agent.take_lines(data, rests.get(rank["rank"], bytearray())):
+                if line.startswith(b'{"word"'):
+                    rank.update(whole(line))
+        return agent.connected(rank["link"], hear)
 
 
 def remove_folder_of_mpirun(started):
     """Of one that was killed, which could not do so."""
+    host = socket.gethostname().partition(".")[0]
     for process in started:
-        folder = f"{os.getenv('TMPDIR') or '/tmp'}/ompi.*.{os.getuid()}/pid.{process.pid}"
-        for left in glob.glob(folder) if process.returncode == -signal.SIGKILL else ():
-            shutil.rmtree(left, ignore_errors=True)
+        if process.returncode == -signal.SIGKILL:
+            shutil.rmtree(f"{limits.folder_of_mpirun()[1]}/ompi.{host}.{os.getuid()}/pid.{process.pid}", True)
 
 
 def whole(message):

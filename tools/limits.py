@@ -32,13 +32,18 @@ def look(ranks, mpirun, warn):
         os.environ["TMPDIR"] = os.path.abspath(os.environ["TMPDIR"])  # ranks may run in folders of their own
     if not mpirun:
         return
-    name = next((name for name in ("TMPDIR", "TEMP", "TMP") if name in os.environ), "")  # in Open MPI's order
-    place = os.getenv(name, "/tmp")
+    name, place = folder_of_mpirun()
     if not (os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
         raise ValueError(f"{name or 'the folder for temporary files'} is {place or 'empty'}, which is no folder where "
                          "you may write, and mpirun needs one; "
                          f"{f'unset {name}, or name' if name else 'set TMPDIR to'} another one")
     look_at_disk(place, ranks, MPIRUNS_FILES, "mpirun's own files", "set TMPDIR to another folder")  # it would hang
+
+
+def folder_of_mpirun():
+    """Where mpirun has its own files: (the variable that says so, or ""; the folder)."""
+    name = next((name for name in ("TMPDIR", "TEMP", "TMP") if name in os.environ), "")  # in Open MPI's order
+    return name, os.getenv(name, "/tmp")
 
 
 def look_at_disk(place, ranks, need, what, way_out):

@@ -24,6 +24,8 @@ def step_end(self, run_context, as_ever=monitor and monitor.LossMonitor.step_end
     if self._last_print_time == 0 and each and not about.get("dataset_sink_mode"):
         # After --resume it would print at other steps, as within a batch that is added up.
         self._last_print_time = (about.cur_step_num - 1) // each * each
+    if not hasattr(self, "earlier"):  # steps, before --resume
+        self.earlier = (about.cur_epoch_num - 1) * about.batch_num * (about.cur_step_num > about.batch_num)
     before = self._last_print_time
     as_ever(self, run_context)
     if self._last_print_time == before or FIRST != "0":
@@ -33,7 +35,7 @@ def step_end(self, run_context, as_ever=monitor and monitor.LossMonitor.step_end
     if len(times) == 2:  # the first step compiles
         (first, began), (step, now) = times
         pace = (now - began) / (step - first)
-        left = pace * (about.epoch_num * about.batch_num - step)
+        left = pace * (about.epoch_num * about.batch_num + self.earlier - step)
         if left > 600:
             small = "; options of a small run (with a launcher, after --): --epochs 1 --steps 4 --image-size 32"
             script = Path(sys.argv[0])

@@ -58,11 +58,11 @@ class Saving:
         if any(self.job.ranks[rank]["code"] for rank in missing):
             return "a rank has failed before all had saved"
         if time.monotonic() > self.deadline:
-            if halted := self.job.halted():
-                return f"not saved within {self.seconds:g} s: {self.job.stop_of(halted)}"
-            if kept_by_all(self.job):
+            halted = self.job.halted()
+            stopped = f"; {self.job.stop_of(halted)}" * any(halted is self.job.ranks[rank] for rank in missing)
+            if kept_by_all(self.job) and not stopped:
                 return f"no step has ended within {self.seconds:g} s, as none does while ranks test"
-            return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}"
+            return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}{stopped}"
         return ""
 
 

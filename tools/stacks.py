@@ -136,8 +136,8 @@ def describe(seen):
     lines = []
     for (doing, path), ranks in groups.items():
         several = len(ranks) > 1
-        verb = re.sub(r"^(wait|i|work|stand)s\b", lambda word: {"is": "are"}.get(word[0], word[1]), doing) \
-            if several else doing
+        verb = re.sub(r"^(wait|i|work|stand|doe)s\b", lambda word: {"is": "are", "does": "do"}.get(word[0], word[1]),
+                      doing) if several else doing
         lines.append(f"rank{'s' * several} {', '.join(map(str, ranks))} {verb}" + (f":  {path}" if path else ""))
     # Who waits in a collective waits for others; of those who do not, the fewest are the odd ones.
     blamed = ("is stopped", "does not answer", "waits for data", "", "waits in ")
