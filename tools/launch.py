@@ -829,7 +829,8 @@ class Job:
         linux.release(self.turn)
         self.end_ranks()
         kept = kept_by_all(self)  # still, where only some of them save once more
-        rests = {key.data["rank"]["rank"]: key.data["rest"] for key in self.links() if key.data["rank"]}
+        rests = {key.data["rank"]["rank"]: key.data["rest"] for key in self.links()
+                 if key.data["rank"] not in (None, self.scheduler)}
         self.files.close()
         self.server.close()
         here = [rank for rank in self.ranks.values() if rank["host"] == socket.gethostname()]

@@ -59,7 +59,8 @@ class Saving:
             return "a rank has failed before all had saved"
         if time.monotonic() > self.deadline:
             halted = self.job.halted()
-            stopped = f"; {self.job.stop_of(halted)}" * any(halted is self.job.ranks[rank] for rank in missing)
+            stopped = f"; {self.job.stop_of(halted)}" if any(
+                halted is self.job.ranks[rank] for rank in missing) else ""
             if kept_by_all(self.job) and not stopped:
                 return f"no step has ended within {self.seconds:g} s, as none does while ranks test"
             return f"not saved within {self.seconds:g} s: rank {', '.join(map(str, missing))}{stopped}"
