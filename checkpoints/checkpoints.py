@@ -73,13 +73,13 @@ class Checkpoints(Callback):
     """Saves <folder>/<prefix>-<epoch>_<step>.ckpt on each of rank_size ranks; keep: None is all."""
     refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
     found = ()  # by check_options(): files of any rank; those of this one may be elsewhere
-    entries = "rank_size", "unfinished", "batch size", "lr crc"  # of a file; 2: steps of its epoch
+    entries = "rank_size", "unfinished", "batch size", "lr crc"  # unfinished: steps of its epoch
     lacking = "; without mindspore.experimental's rates: call its lr_scheduler's step() as before"
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
         self.folder, self.prefix, self.rank_size, self.keep = folder, prefix, rank_size, keep
-        self.done = self.first_step = self.batch = self.rates = 0  # of the last two: not known
+        self.done = self.first_step = self.batch = self.rates = 0  # batch, rates: not known
         self.dry_run = "MS_SIMULATION_LEVEL" in os.environ  # it trains nothing: no file is touched
         words = os.getenv("RANKS_SAVING")  # of a launcher, which may end this rank after a step
         self.launcher = runpy.run_path(words)["Launcher"]() if words else None
@@ -90,8 +90,8 @@ class Checkpoints(Callback):
 
     def on_train_epoch_begin(self, run_context):
         state = run_context.original_args()  # a schedule may go by the steps of all epochs
-        done = self.first_step if state.cur_epoch_num == self.done + 1 else 0
-        state.cur_step_num = (state.cur_epoch_num - 1) * state.batch_num + done
+        of_epoch = self.first_step if state.cur_epoch_num == self.done + 1 else 0
+        state.cur_step_num = (state.cur_epoch_num - 1) * state.batch_num + of_epoch
 
     def on_train_step_end(self, run_context):
         state = run_context.original_args()

@@ -463,7 +463,7 @@ def test_cached_files_are_no_reason_to_throw_a_checkpoint_away(tmp_path):
 
 
 OF_ONES_OWN = """
-import argparse, pathlib, sys
+import pathlib, sys
 import mindspore as ms
 import numpy as np
 from mindspore import nn
@@ -474,7 +474,7 @@ case, epochs, how = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None
 ms.set_seed(1)
 x = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
 data = ms.dataset.NumpySlicesDataset((x, x.sum(1, keepdims=True)), ["x", "y"], shuffle=False).batch(2)
-net, saved, sgd = nn.Dense(3, 1), Checkpoints(pathlib.Path(case), "net", 1), nn.SGD
+net, saved = nn.Dense(3, 1), Checkpoints(pathlib.Path(case), "net", 1)
 
 class Says(ms.train.Callback):
     def on_train_epoch_end(self, run_context):

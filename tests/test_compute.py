@@ -227,7 +227,6 @@ CONTROL_FLOW = r"faults\.py:\d+: control flow that is decided while the graph ru
 REFUSED = {
     "control_flow": CONTROL_FLOW,
     "no_kernel": r"compute NPUAllocFloatStatus \(.+faults\.py:\d+.+ \(it has no kernel for that, .*\); .* only$",
-    "masked": r"faults\.py:\d+, .*: a shape that is known only while the graph runs, .*; multiply by the mask$",
     "Lamb": r"the CPU cannot compute Lamb \(of nn\.Lamb, ",
     "ASGD": r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$",
     "sparse": r"Python that runs while the graph does \(PyExecute.*, which is not computed; use MindSpore's operators "
@@ -235,8 +234,6 @@ REFUSED = {
     "loss_scale": r"TrainOneStepWithLossScaleCell decides while the graph runs .*; take nn\.TrainOneStepCell\(",
     "pipeline_by_hand": r"nn\.TrainOneStepCell cannot train an nn\.PipelineCell; train it by Model\.train$",
 }
-if version("mindspore").startswith(("2.7.", "2.8.")):  # they gather no booleans, and say so: no plan is made
-    del REFUSED["masked"]
 ONE_BY_ONE = """
 import runpy, sys
 script, *faults = sys.argv[1:]
@@ -253,7 +250,8 @@ def test_what_is_refused_is_an_error_after_which_a_script_can_go_on(tmp_path):
     (tmp_path / "one_by_one.py").write_text(ONE_BY_ONE)
     done = succeeded(compute(2, "one_by_one.py", FAULTS, *REFUSED, "none", cwd=tmp_path))
     for fault, told in REFUSED.items():
-        assert len(re.findall(f"{fault}: .*{told}", done.output, re.MULTILINE)) == 2, f"{fault}: {done.output}"
+        assert len(re.findall(f"^{fault}: .*{told}", done.output, re.MULTILINE)) == 2, f"{fault}: {done.output}"
+    assert "Traceback" not in done.output
     for rank in range(2):
         assert f"rank {rank} step 1 done" in done.output
 
@@ -265,6 +263,9 @@ def test_what_is_refused_is_an_error_after_which_a_script_can_go_on(tmp_path):
     ("uncut_loss", r"MindSpore cannot plan this .*\[SmoothL1Loss\], .*\n.*\n\(if the step runs in one process, these "
                    r"may be shapes of slices: "),
     ("control_flow", CONTROL_FLOW),
+    pytest.param("masked", r"faults\.py:\d+, .*: a shape that is known only while the graph runs, .*; multiply by the "
+                           "mask$", marks=pytest.mark.skipif(version("mindspore").startswith(("2.7.", "2.8.")), reason=(
+                               "MindSpore 2.7 and 2.8 plan no such graph, for they gather no booleans, and say so"))),
     ("no_such_stage", r"pipeline_stage = 2 of the cell Net: with pipeline_stages=2 there are 0 to 1$"),
     ("cut_twice", r"another slice of 'weight' than rank \d holds since an earlier graph: "
                   r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;"),

@@ -83,9 +83,9 @@ def listens(address):
         return probe.connect_ex(address) == 0
 
 
-def is_stopped(rank):
-    """Is the process of this rank, or scheduler, of this machine stopped?"""
-    return (linux.stat_of(rank["pid"]) or "?")[0] in "Tt"
+def is_stopped(process):
+    """Is a process of this machine stopped?"""
+    return (linux.stat_of(process) or "?")[0] in "Tt"
 
 
 def await_scheduler(args, address, starter, remedy):
@@ -516,7 +516,7 @@ class Job:
     def halted(self):
         """A rank of this machine that is stopped, or msrun's scheduler, or None: the others miss its signs of life."""
         return next((rank for rank in (*self.ranks.values(), self.scheduler) if rank
-                     and rank["host"] == socket.gethostname() and is_stopped(rank)), None)
+                     and rank["host"] == socket.gethostname() and is_stopped(rank["pid"])), None)
 
     def name_one_of(self, failed, halted):
         """Which of the ranks that have failed is the cause? Returns (the job's exit code, the rank); self.guess is why,
@@ -578,7 +578,8 @@ class Job:
             return None
         self.next_look = time.monotonic() + 5
         alive = [rank for rank in self.ranks.values() if rank["code"] is None]
-        alone = alive and all(map(is_stopped, alive)) and not listens((self.args.meeting[0], self.args.meeting[1] - 1))
+        stopped = alive and all(is_stopped(rank["pid"]) for rank in alive)
+        alone = stopped and not listens((self.args.meeting[0], self.args.meeting[1] - 1))
         self.missing = self.missing + 1 if alone else 0
         return self.say_stopped(min(alive, key=lambda rank: rank["rank"])) if self.missing > 1 else None
 
@@ -772,8 +773,8 @@ class Job:
             f"{self.args.name}: warning: no rank has written anything for "
             f"{now - max(rank['heard'] for rank in running):.0f} s; quiet longest: rank {rank['rank']}, since {since}; "
             f"the last line of {from_start(self.args, self.log_of(rank['rank']))}: {(rank['lines'] or ['none'])[-1]}",
-            *(f"{self.args.name}: {who} is stopped (SIGSTOP): kill -CONT {process} lets it go on"
-              for who, process in self.halted_around(running))]), sys.stderr)
+            *(f"{self.args.name}: {who} {stacks.stopped(process)}" for who, process in self.halted_around(running))]),
+            sys.stderr)
         for rank in running:
             self.ask(rank, look=True)
         return False
@@ -786,7 +787,7 @@ class Job:
         around += [(f"the agent of rank {rank['rank']}", rank["agent"]) for rank in running
                    if rank["host"] == socket.gethostname()]
         around += [("MindSpore's scheduler", self.scheduler["pid"])] if self.scheduler else []
-        return [(who, process) for who, process in around if is_stopped({"pid": process})]
+        return [(who, process) for who, process in around if is_stopped(process)]
 
     @staticmethod
     def ask(rank, **what):

@@ -167,6 +167,11 @@ def works_hard(one):
     return one["cores"] > BUSY or one["runs"]
 
 
+def stopped(process, place=""):
+    """What a stopped process does, and how it goes on; place: on which machine, in words."""
+    return f"is stopped (SIGSTOP): kill -CONT {process}{place} lets it go on"
+
+
 def standing(one):
     """(what a rank does, its calls from the script on), the same for ranks that stand at the same place."""
     main, path = main_thread(one), ""
@@ -175,7 +180,7 @@ def standing(one):
     if one is None:
         doing = "does not answer"
     elif one["state"] in "Tt":
-        doing = f"is stopped (SIGSTOP): kill -CONT {one['pid']}{one.get('place', '')} lets it go on"
+        doing = stopped(one["pid"], one.get("place", ""))
     elif not main:
         doing = f"is in state {one['state']} ({one['problem']})"
     else:
