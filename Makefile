@@ -2,8 +2,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
-# Tests wait now and then; with more of them at a time than this, ranks take turns on the cores, which costs work.
-jobs ?= $(shell echo $$((3 * $$(nproc) / 2 + $$(nproc) % 2)))
+# Half of them run tests that wait half of the time (tests/conftest.py).
+jobs ?= $(shell echo $$((2 * $$(nproc))))
 reruns ?= 1
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 

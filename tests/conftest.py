@@ -8,13 +8,23 @@ import pytest
 
 WAITING = ("compute", "copied_out", "ends", "find_others", "hostile", "known_errors", "launch_options",
            "mpi_allreduce", "printed", "stalls")  # files whose tests wait half of the time
+SHORT = ("copies", "doctor", "house", "plot_loss", "pytorch_page", "quick_check", "rank_table")
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the longest, so that no worker is still at it when the others have finished; then those that wait:
-    they are one worker's of three, so that seldom more ranks compute at a time than there are cores.
+    """Half of pytest-xdist's workers begin with tests that compute, half with those that wait, so that seldom more
+    ranks compute at a time than there are cores, and seldom a core has nothing to do. Each takes, in one piece, its
+    part of the items; short ones make all parts as long.
     """
-    items.sort(key=lambda item: ("test_kills" not in item.name, item.path.stem[5:] not in WAITING))
+    shares = [[] for _ in range(int(os.getenv("PYTEST_XDIST_WORKER_COUNT", "1")))]
+    computing, waiting = shares[:(len(shares) + 1) // 2], shares[len(shares) // 2:]
+    items.sort(key=lambda item: "test_kills" not in item.name)  # it takes longest
+    short = [item for item in items if item.path.stem[5:] in SHORT]
+    for item in (item for item in items if item not in short):
+        min(waiting if item.path.stem[5:] in WAITING else computing, key=len).append(item)
+    for item in short:
+        min(shares, key=len).append(item)
+    items[:] = sum(shares, [])
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -54,9 +54,9 @@ QUICK = [  # left out by --fix
      "smaller"),
     (r"(make_datasets.py fruits \S+)", r"\1 --test-images 2", "fewer images"),
     (r"^(python \S*make_datasets\.py cifar10 )(\S+)", r'ln -s "$(dirname "$CIFAR10")" \2; \1\2', "it is there already"),
-    (r"--restarts 3 (.*)--epochs 1000", r"--restarts 3 \1--epochs 3", "nobody kills it here; a test does"),
     (r"^((?:GLOG_v=3 msrun|mpirun) .*train_distributed\.py)$", r"\1 --epochs 1", "fewer epochs"),
-    (r"(run_pipeline\.sh .*)--steps 8", r"\1--steps 2 --batch-size 8 --blocks 1 0 0 1", "fewer images and layers"),
+    (r"(run_pipeline\.sh .*)--steps 8", r"\1--steps 2 --batch-size 8 --micro-batches 2 --blocks 1 0 0 1",
+     "fewer images, layers and micro batches"),
     (r"--time-limit 12s", "--time-limit 5s", "a shorter time"),
     (r"^(bash run\.sh \S+MNIST_Data 4 .*)$", r"\1 --epochs 1 --steps 2", "fewer steps"),
     (r"^mpirun -n 4 (.*train_ddp\.py .*)$", r"mpirun -n 2 \1 --epochs 1 --steps 2", "fewer ranks and steps"),
@@ -73,8 +73,11 @@ PRINTED_BY = {
         "DEVICE_TARGET=CPU bash run.sh \"$CIFAR10\" 2 -- --epochs 9 --image-size 32 --batch-size 4 --blocks 0 0 0 0 "
         "--parallel-mode data_parallel",
 }
-# Blocks that need several machines: their commands are run by a test of its own, which must name their scripts.
-RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_several_machines.py"}
+# Blocks whose commands a test of its own runs, for they need several machines, or somebody who kills; or because it
+# looks at the numbers, too. It must name their scripts.
+RUN_BY_TEST = {r"run_mpirun_[12]\.sh|--nodes 2|check_hosts\.py": "tests/test_several_machines.py",
+               r"--restarts 3|--strategy semi": "tests/test_checkpoints.py",
+               r"--epochs 1 --steps 21": "tests/test_mnist_ddp.py"}
 SOURCES = (".py", ".sh", ".md", ".txt", ".patch", ".png", ".toml", ".c")  # .json: also what commands make
 COMMANDS = ("python", "python3", "bash", "make", "mpirun", "msrun")
 OTHER_COMMANDS = ("|", "&&", ";", "pip", "grep", "diff", "make", "git", "ssh", "npu-smi", "hccn_tool", "pytest")
@@ -473,11 +476,11 @@ class Session:
         return self.problems
 
     def check_elsewhere(self, block, lines, test):
-        """Commands that a test of its own runs: it must exist and name every script of them."""
+        """Commands that a test of its own runs: it must exist and name every script of them; it gets its data ready."""
         text = (REPO / test).read_text(encoding="utf-8") if (REPO / test).exists() else ""
         for script in set(re.findall(r"[\w/]+\.(?:sh|py)", "\n".join(lines))):
-            if Path(script).name not in text:
-                self.problems.append(f"{self.page.where(block.number)}: needs several machines, and {test} does not "
+            if Path(script).name not in text + "make_datasets.py":
+                self.problems.append(f"{self.page.where(block.number)}: is typed by {test} only, which does not "
                                      f"run {script}")
 
 
