@@ -7,6 +7,7 @@ import forks
 import jobs
 import numpy as np
 import pytest
+import test_resnet50_ascend
 from test_dry_run_lessons import dry_run
 from test_resnet50_ascend import COUNT_RIGHT, FAST, check_equal_parameters, is_trained, newest, python, refused
 
@@ -224,7 +225,7 @@ def accumulate(cifar10, folder, micro_batches, *launch, test_images=0):
     """Two steps of two ranks with batches of 8; returns the parameters and all ranks' losses."""
     folder.mkdir()
     jobs.succeeded(jobs.run("bash", LESSON / "run_grad_accumulation.sh", cifar10, 2, *launch, "--", "--image-size",
-                            32, *TWO_BLOCKS, "--batch-size", 8, "--micro-batches", micro_batches, "--freeze-bn",
+                            32, *jobs.SHALLOW, "--batch-size", 8, "--micro-batches", micro_batches, "--freeze-bn",
                             "--epochs", 1, "--steps", 2, "--test-images", test_images, "--ckpt-dir", "ck", cwd=folder,
                             env=CPU, timeout=300))
     losses = [jobs.losses(folder / f"device{rank}" / f"train.log{rank}") for rank in range(2)]
@@ -235,13 +236,13 @@ def check_same_step(accumulated, at_once):
     (ours, our_losses), (theirs, their_losses) = accumulated, at_once
     assert our_losses.shape == (2, 2), "a line a batch, on each rank"
     weights = [name for name in theirs if is_trained(name) and not name.startswith(("sum", "micro_batch"))]
-    assert len(weights) >= 2 * TENSORS, "weights and momenta"
+    assert len(weights) >= 2 * test_resnet50_ascend.TENSORS, "weights and momenta"
     difference = max(np.abs(ours[name] - theirs[name]).max() for name in weights)
     assert difference < 1e-5, f"the weights differ by {difference}"
     assert np.allclose(our_losses, their_losses, rtol=1e-4)  # 5 digits are printed
     for state in (ours, theirs):
         sums = [values for name, values in state.items() if name.startswith("sum")]
-        assert len(sums) == TENSORS
+        assert len(sums) == test_resnet50_ascend.TENSORS
         assert not any(values.any() for values in sums), "gradients are left over"
 
 
@@ -249,7 +250,7 @@ def test_four_micro_batches_are_one_batch(cifar10, tmp_path):
     at_once = accumulate(cifar10, tmp_path / "at once", 1, "--no-sink")
     check_same_step(accumulate(cifar10, tmp_path / "accumulated", 4, test_images=3), at_once)
     assert np.abs(at_once[0]["moments.fc.weight"]).max() > 1e-3, "no gradient, no proof"
-    other = jobs.run("bash", LESSON / "run_grad_accumulation.sh", cifar10, 2, "--", "--image-size", 32, *TWO_BLOCKS,
+    other = jobs.run("bash", LESSON / "run_grad_accumulation.sh", cifar10, 2, "--", "--image-size", 32, *jobs.SHALLOW,
                      "--batch-size", 8, "--micro-batches", 2, "--ckpt-dir", "ck", "--resume", cwd=tmp_path / "at once",
                      env=CPU)
     assert other.code == 2
