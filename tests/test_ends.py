@@ -378,14 +378,17 @@ print('ready'""")
     assert "all ranks have saved epoch 2, step 1; --resume goes on there\n" in result.output, result.output
 
 
-@pytest.mark.parametrize("handled", [True, False])
-def test_usr1_of_a_batch_system_is_the_scripts(handled, tmp_path):
-    """mpirun passes it on to what it has started."""
+@pytest.mark.parametrize(("launcher", "handled"), [("mpirun", True), ("mpirun", False), ("msrun", True)])
+def test_usr1_of_a_batch_system_is_the_scripts(launcher, handled, tmp_path):
+    """mpirun passes it on to what it has started; so does the launcher, while msrun does nothing."""
     handler = "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('told')))\n" * handled
     script = f"import signal, sys, time\n{handler}print('ready', flush=True)\ntime.sleep(600)\n"
-    with start(tmp_path, script, 2, "--with", "mpirun") as job:
+    with start(tmp_path, script, 2, "--with", launcher) as job:
         job.wait_for(r"(?s)ready.*ready")
-        os.kill(jobs.parent_of(jobs.parent_of(job.rank_process(0))), signal.SIGUSR1)
+        starter = jobs.parent_of(jobs.parent_of(job.rank_process(0)))
+        os.kill(starter, signal.SIGUSR1)
+        if launcher == "msrun":
+            os.kill(job.process.pid, signal.SIGUSR1)
         result = job.finish()
     assert (result.code, result.output.count("] told\n")) == ((0, 2) if handled else (138, 0)), result.output
     assert "memory ran out" not in result.output

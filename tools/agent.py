@@ -200,6 +200,8 @@ class Agent:
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         preexec_fn=linux.die_with_parent)  # noqa: PLW1509  # safe: there is one thread
                 self.files.register(look.stdout, selectors.EVENT_READ, self.take_in)
+            elif "signal" in request:
+                self.script.send_signal(request["signal"])
             else:
                 with contextlib.suppress(OSError):  # the script has ended
                     self.words.send(request["word"].encode())

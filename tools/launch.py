@@ -54,6 +54,7 @@ SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_R
 GIVES_UP_SOONER = 15  # s; MindSpore does, than MS_TOPO_TIMEOUT says (measured)
 EARLY = 60  # seconds of silence after which ranks are looked at where none has come, or one has ended before the others
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
+SCRIPTS_OWN = {signal.SIGUSR1, signal.SIGUSR2}  # batch systems send them for the script, which may wait for one
 ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
 MSRUN = str(Path(__file__).with_name("msrun.py"))
 CAUGHT = set()  # the signals that have come
@@ -320,6 +321,8 @@ class Job:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, note)
+        for number in SCRIPTS_OWN:
+            signal.signal(number, lambda *_: None)
         self.stall = 60 * float(os.getenv("STALL_MINUTES", "30"))
         # Before ranks on CPU give up waiting for another one, they are looked at once.
         give_up = float(os.getenv("MS_CPU_COMM_OP_TIMEOUT", "300")) if args.target == "CPU" else float("inf")
@@ -483,7 +486,10 @@ class Job:
             self.accept()
         elif key.fileobj is self.wake:
             number = self.wake.recv(1)[0]
-            if not self.save_first(number):
+            if number in SCRIPTS_OWN:
+                for rank in self.ranks.values():
+                    self.ask(rank, signal=number)
+            elif not self.save_first(number):
                 self.stopped = True
                 if number != signal.SIGINT and not self.args.timed_out:  # who pressed Ctrl-C knows it
                     how = "Ctrl-\\, or kill" if number == signal.SIGQUIT else (
