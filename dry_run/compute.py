@@ -90,7 +90,8 @@ def load_mindspore():
     with contextlib.suppress(OSError):
         ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
     logging.disable(logging.CRITICAL)  # while MindSpore loads it misses much of CANN; none of it is needed
-    of_tools("quick_import.py", "import_mindspore")()
+    # The compiler plans; no kernel of Ascend is chosen.
+    of_tools("quick_import.py", "import_mindspore")(of_tools("quick_import.py", "ASCEND_ONLY"))
     import mindspore  # noqa: F401
 
     gc.freeze()  # garbage is collected after each graph; what has been made so far is none
