@@ -47,6 +47,8 @@ SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each
 OTHER_STAGE = ("this pipeline stage uses {} of another stage outside of all cells that have a stage: MindSpore "
                "neither sends it nor adds up its gradient, so that a penalty does nothing. Put what uses it into a "
                "cell of its own, with the pipeline_stage of the last")
+LAST_STAGE = ("only the ranks of the last pipeline stage have what this graph returns: the others return zeros, of "
+              "which Model.eval makes a loss of 0.0 and an accuracy of 1.0; take the last rank's")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
@@ -164,8 +166,11 @@ def notes_of(obj, text, planned, layouts):
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
     stages = ms.get_auto_parallel_context("pipeline_stages")
-    if stages > 1 and (elsewhere := graph_ir.only_read(planned) & trained_in_others(obj, stages)):
-        notes.append(OTHER_STAGE.format(", ".join(sorted(elsewhere))))
+    if stages > 1:
+        elsewhere = graph_ir.only_read(planned) & trained_in_others(obj, stages)
+        notes += [OTHER_STAGE.format(", ".join(sorted(elsewhere)))] * bool(elsewhere)
+        evaluates = "(Gradients/" not in text and "= Send(" in text
+        notes += [LAST_STAGE] * (evaluates and _get_global_rank() == 0)
     if places := graph_ir.outside(planned, slices):
         notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))
     if graph_ir.by_inputs(planned):

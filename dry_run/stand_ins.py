@@ -175,10 +175,12 @@ def folder_of(package, version):
 
 def _build(package, version):
     root = folder_of(package, version)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    if os.statvfs(root.parent).f_flag & os.ST_NOEXEC:
+        raise PermissionError(f"{root.parent} lies on a disk that lets no library be loaded (mounted noexec)")
     if not root.is_dir():
         command = compiler()
         libraries, symbols = missing(package)
-        root.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=root.parent, prefix=f".{root.name}-"))
         try:
             fill(fresh, command, libraries, symbols)

@@ -130,8 +130,9 @@ def choose_port(args, launch):
             if error.errno == errno.EADDRNOTAVAIL and args.first is not None:
                 raise ValueError(f"MS_SCHED_HOST, {host}, is no address of this machine; RANK_START 0 belongs on the "
                                  "server that has it") from None
-            raise ValueError(f"no scheduler can listen on {host}:{port}: {error.strerror}; set MS_SCHED_HOST and "
-                             "MS_SCHED_PORT to an address of this machine and a free port") from None
+            at, why = f"{host}:{port}" if port else host, os.strerror(error.errno) if error.errno else error
+            raise ValueError(f"no scheduler can listen on {at}: {why}; set MS_SCHED_HOST and MS_SCHED_PORT to an "
+                             "address of this machine and a free port") from None
         return
     args.scheduler = host, int(port)
 

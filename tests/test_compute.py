@@ -138,6 +138,7 @@ def test_pipeline_equals_one_process(alone, tmp_path):
                              COMPUTE_KEEP=str(tmp_path / "plans")))
     np.testing.assert_allclose(losses(done.output, 1), expected, **SAME)
     parameters = held(folder)
+    assert done.output.count("only the ranks of the last pipeline stage have what this graph returns") == 1  # --predict
     assert_same(held(tmp_path, 0), parameters, ["first.weight", "moments.first.weight"])
     assert_same(held(tmp_path, 1), parameters, ["second.weight", "bias", "moments.second.weight"])
     assert np.abs(held(tmp_path, 0)["second.weight"] - parameters["second.weight"]).max() > 1e-3  # not its stage
@@ -239,6 +240,7 @@ REFUSED = {
     "used_early": r"MatMul .*; or, if an operator such as ops.* has used parameter 'weight' before the first step:",
     "other_batch_as_ones": "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:",
     "other_batch_in_a_class": "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:",
+    "interleaved": "a pipeline with pipeline_interleave needs @lazy_inline, which is not computed; leave both out ",
 }
 ONE_BY_ONE = """
 import runpy, sys

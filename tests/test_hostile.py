@@ -850,6 +850,18 @@ def test_stand_ins_of_another_user(tmp_path):
                         r"folder where you may write\n", result.output), result.output
 
 
+def test_stand_ins_on_a_disk_from_which_nothing_can_be_loaded(tmp_path):
+    mount = [*jobs.UNSHARE, "--mount", "sh", "-c", 'mount -t tmpfs -o noexec tmpfs . && exec "$@"', "sh"]
+    if jobs.run(*mount, "true", cwd=tmp_path).code:
+        pytest.skip("this machine does not let its users mount a tmpfs in a namespace of their own")
+    result = jobs.run(*mount, jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path,
+                      env={"DRY_RUN_CACHE": str(tmp_path)})
+    assert result.code == 2
+    assert re.fullmatch(r"dry_run: stand-ins for CANN cannot be kept: \S+ lies on a disk that lets no library be "
+                        r"loaded \(mounted noexec\); set DRY_RUN_CACHE to a folder where you may write\n",
+                        result.output)
+
+
 def test_a_computed_plan_where_it_cannot_write(tmp_path):
     result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path,
                       env={"DRY_RUN_CACHE": "/dev/null", "PYTHONSAFEPATH": "1"})

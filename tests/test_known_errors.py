@@ -199,6 +199,8 @@ EARLIER = "skipped: No module named 'curves'\n"
 MINDSPORES = "/usr/lib/python3/site-packages/mindspore/nn.py"
 TRACE = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in <module>\n    step()\n'
 
+BLOCKED = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+
 
 @pytest.mark.parametrize(("lines", "name"), [
     ("No module named 'curves'; none are drawn\nValueError: 4 words, 5 wanted", None),
@@ -227,6 +229,8 @@ TRACE = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3,
      "TypeError: a\nb", "module-missing"),
     (f"{EARLIER}RuntimeError: why\nException ignored in atexit callback: <function f>\n{TRACE}KeyError: 1",
      "module-missing"),
+    (TRACE.replace("step()", "fcntl.flock(file, 6)") + BLOCKED, None), (TRACE.replace("step()", "os.fork()") + BLOCKED,
+                                                                        "processes"),
     ("exit code 137 of my child", None),
     ("node1.cluster: ssh: connect to host node2 port 22: No route to host", "network-unreachable"),
     ("train.py: [ERROR] Connection refused", "rank-gone"),

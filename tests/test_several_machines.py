@@ -525,8 +525,8 @@ def test_msrun_when_the_far_host_fails(fault, both, mnist, tmp_path, record_prop
 def test_msrun_when_a_host_never_starts(both, mnist, tmp_path, record_property):
     def start(host, rank, port, wait):
         return both[host].job("bash", LESSON / "run_msrun.sh", mnist, 4, "--nodes", 2, "--node-rank", rank,
-                              "--master-addr", "10.77.0.1", "--master-port", port, "--wait", wait, *ENDLESS,
-                              cwd=tmp_path)
+                              "--master-addr", "10.77.0.1", "--master-port", port, "--wait", wait, "--report",
+                              f"report_{rank}.json", *ENDLESS, cwd=tmp_path)
 
     # Each waits for another one: two jobs of which one half is missing.
     with start(0, 0, 28119, 8) as first, start(1, 1, 28120, 8) as second:
@@ -536,6 +536,8 @@ def test_msrun_when_a_host_never_starts(both, mnist, tmp_path, record_property):
     assert "run_msrun.sh: these ranks wait for those from 2 on, on other servers" in near.result.output
     assert "waiting for the scheduler at 10.77.0.1:28120; --node-rank 0 starts it" in far.result.output
     assert "no scheduler at 10.77.0.1:28120 after 8 s; start run_msrun.sh with --node-rank 0" in far.result.output
+    first_failure = json.loads((tmp_path / "report_1.json").read_text())["first_failure"]
+    assert first_failure["why"].startswith("no scheduler at 10.77.0.1:28120 after 8 s; ")
     nothing_left(both)
 
     # Started on the wrong host, or with the port taken: said before any rank starts.

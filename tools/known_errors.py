@@ -24,6 +24,7 @@ OWN = re.compile(OTHERS + r"[\w.]+(Error|Exception): ")
 ANY = re.compile(OTHERS + r"[A-Za-z_][\w.]*(:|$)")  # ... is raised outside of it
 OUR = re.compile(rf'/mindspore/|{re.escape(str(HERE))}/|/ranks\.py"')  # here it tells of other ranks
 NETWORK = re.compile(r"(Connection\w*|OS|Timeout)Error: \[Errno (101|104|110|111|113)\]")
+LOCKED = re.compile(r"BlockingIOError: \[Errno 11\]")
 LIBRARY = re.compile(r'/lib/python3|-packages/|"<frozen ')
 AT_EXIT = re.compile("(Exception ignored|Error) in atexit")  # what follows is no reason
 PAGES = {"": HERE.parent / "TROUBLESHOOTING.md", "_cn": HERE.parent / "TROUBLESHOOTING_CN.md"}
@@ -125,7 +126,8 @@ def memory_asked(lines):
 
 def own_error(lines):
     """The lines of a log, none empty, from the error of the script's own on that ends it; [] if none does. Where it is
-    one of its own connections, which reads as if ranks found no others, those before it.
+    one of its own connections, which reads as if ranks found no others, or a lock that another rank has, which reads
+    as if there were too many processes, those before it.
     """
     lines = list(itertools.takewhile(lambda line: not AT_EXIT.match(line), lines))
     *_, begin = [-1, *(number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call"))]
@@ -137,7 +139,9 @@ def own_error(lines):
         return lines[-1:]
     frames = [line for line in lines[begin:error] if line.startswith("  File ")]
     *_, where = ["/mindspore/", *(line for line in frames if "/mindspore/" in line or not LIBRARY.search(line))]
-    if NETWORK.match(lines[-1] if lines else "") and not OUR.search(where):
+    last = lines[-1] if lines else ""
+    locked = LOCKED.match(last) and where in frames[-1:] and "fork" not in lines[error - 1]
+    if locked or (NETWORK.match(last) and not OUR.search(where)):
         return lines[:begin] or [""]
     return lines[error:] if "/mindspore/" not in where + before and "During handling" not in before and (
         ANY.match(lines[error])) else []

@@ -103,7 +103,9 @@ def await_scheduler(args, address, starter, remedy):
             args.timed_out = True
             sys.exit(1)
         if time.monotonic() > deadline:
-            sys.exit(f"{args.name}: no scheduler at {at} after {args.wait} s; {remedy}{if_only_here(address[0])}")
+            why = f"no scheduler at {at} after {args.wait} s; {remedy}{if_only_here(address[0])}"
+            args.failures.append({"rank": None, "host": None, "exit_code": 1, "why": why})
+            sys.exit(f"{args.name}: {why}")
         time.sleep(0.5)
     os.environ["RANKS_SCHEDULER"] = "was there"  # in_rank.py: ranks need not wait for it as long
 

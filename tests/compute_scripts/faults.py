@@ -62,6 +62,20 @@ if fault == "loss_scale":
     net = nn.TrainOneStepWithLossScaleCell(net, nn.SGD(net.trainable_params(), 0.1), Tensor(1024, ms.float32))
 if fault == "pipeline_by_hand":
     net = nn.TrainOneStepCell(nn.PipelineCell(net, 2), nn.SGD(net.trainable_params(), 0.1))
+if fault == "interleaved":
+    ms.set_auto_parallel_context(pipeline_stages=2,
+                                 pipeline_config={"pipeline_interleave": True, "pipeline_scheduler": "1f1b"})
+
+    class Whole(nn.Cell):
+        @ms.lazy_inline
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def construct(self, x):
+            return self.net(x)
+
+    net = Whole(net)
 if fault == "no_such_stage":
     ms.set_auto_parallel_context(pipeline_stages=2)
     net.pipeline_stage = 2
