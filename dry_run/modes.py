@@ -1,6 +1,7 @@
 """MindSpore's parallel modes that cut a network, and what does not go with them."""
 import math
 import re
+import sys
 
 import mindspore as ms
 from mindspore import nn
@@ -47,6 +48,8 @@ SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each
 OTHER_STAGE = ("this pipeline stage uses {} of another stage outside of all cells that have a stage: MindSpore "
                "neither sends it nor adds up its gradient, so that a penalty does nothing. Put what uses it into a "
                "cell of its own, with the pipeline_stage of the last")
+SLICED_STAGE = ("this pipeline stage cuts {}: each rank saves its slice, which --resume of checkpoints.py cannot load. "
+                "Cut nothing within a stage (strategies, enable_parallel_optimizer), or save otherwise")
 LAST_STAGE = ("only the ranks of the last pipeline stage have what this graph returns: the others return zeros, of "
               "which Model.eval makes a loss of 0.0 and an accuracy of 1.0; take the last rank's")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
@@ -169,6 +172,9 @@ def notes_of(obj, text, planned, layouts):
     if stages > 1:
         elsewhere = graph_ir.only_read(planned) & trained_in_others(obj, stages)
         notes += [OTHER_STAGE.format(", ".join(sorted(elsewhere)))] * bool(elsewhere)
+        held = sorted(name for _, _, name in graph_ir.PARAMETER.findall(text) if name in slices)
+        resumes = hasattr(sys.modules.get("checkpoints"), "Checkpoints")
+        notes += [SLICED_STAGE.format(name) for name in held[:1] if resumes]
         evaluates = "(Gradients/" not in text and "= Send(" in text
         notes += [LAST_STAGE] * (evaluates and _get_global_rank() == 0)
     if places := graph_ir.outside(planned, slices):

@@ -5,7 +5,7 @@ Copy of checkpoints/checkpoints.py; tools/copies.py --fix refreshes it.
     checkpoints.check_options(parser, args)                     # ends if they cannot be followed
     saved = checkpoints.Checkpoints(folder, prefix, rank_size)  # this rank's own folder or prefix
     first_epoch = saved.resume(train_network, args.resume, dataset=dataset)  # 0: from the start
-    model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)
+    model.train(args.epochs, dataset, callbacks=[saved], initial_epoch=first_epoch)  # if < epochs
 Weights and optimizer are in the file; a new learning rate is the script's. A dataset passes over
 what was used: a loop of your own needs one iterator, of all epochs from the first. An order of your
 own goes by the epoch's number (and saved.first_step). TERM to the launcher: all save, and end.
@@ -75,7 +75,7 @@ class Checkpoints(Callback):
     refuse = ArgumentParser(usage=SUPPRESS).error  # one sentence of the whole job, exit code 2
     found = ()  # by check_options(): files of any rank; those of this one may be elsewhere
     entries = "rank_size", "unfinished", "batch size", "lr crc"  # unfinished: steps of its epoch
-    lacking = "; without mindspore.experimental's rates: call its lr_scheduler's step() as before"
+    lacking = "; without rates of mindspore.experimental, DynamicLossScaler's scale: see README.md"
 
     def __init__(self, folder, prefix, rank_size, keep=None):
         super().__init__()
@@ -104,6 +104,7 @@ class Checkpoints(Callback):
     def on_train_epoch_end(self, run_context):
         state = run_context.original_args()
         self.save(state.train_network, state.cur_epoch_num, state.batch_num)
+        state.train_dataset.set_init_step(0)  # another call of Model.train passes over nothing
 
     def is_last(self, result):
         """To ask after each step, with its loss: has the launcher, on TERM, made it the last?"""
@@ -197,7 +198,8 @@ class Checkpoints(Callback):
             dataset.set_init_step(self.done * now + self.first_step)
         with contextlib.suppress(RuntimeError):  # other shapes
             if fits and ms.load_param_into_net(network, change(parameters)) == ([], []):
-                lacks = any(hasattr(cell, "param_groups") for _, cell in network.cells_and_names())
+                lacks = any(hasattr(o, "param_groups") or "DynamicLossScaler" in str(type(o))
+                            for _, c in network.cells_and_names() for o in (c, *vars(c).values()))
                 print(f"resumed {where} from {files[saved]}{lacks * self.lacking}", flush=True)
                 return self.done
         return self.refuse(f"{files[saved]} " + (

@@ -3,8 +3,7 @@
     python gpu_libraries.py              says what MindSpore lacks to use a card
     python gpu_libraries.py --ranks N    for run_gpu.sh: checks the cards that N ranks would take
                                          and prints how many there are and the target, "2 GPU"
-MindSpore looks for its GPU plugin only when CUDA_HOME names a CUDA 11 toolkit, and goes on with the
-CPU, without a word, when a library is missing. See README.md, "With pip alone".
+What MindSpore needs stands in README.md, "With pip alone"; else it takes the CPU without a word.
 """
 
 import os
@@ -20,11 +19,9 @@ TOOLKIT = ("CUDA_HOME must name a folder whose bin/nvcc reports CUDA 11.6 to 11.
 
 
 def visible_cards():
-    """The cards that the driver lists and CUDA_VISIBLE_DEVICES leaves, their numbers or UUIDs.
+    """The cards, numbers or UUIDs, that the driver lists and CUDA_VISIBLE_DEVICES leaves.
 
-    Raises:
-        ValueError: CUDA_VISIBLE_DEVICES does not name cards of this machine, each once.
-    """
+    ValueError: it does not name cards of this machine, each once."""
     listing = subprocess.getoutput("nvidia-smi -L")
     numbers, wanted = re.findall(r"^GPU (\d+):", listing, re.M), os.getenv("CUDA_VISIBLE_DEVICES")
     if wanted in (None, "", "-1"):
@@ -79,10 +76,7 @@ def reason():
 
 
 def choose_device():
-    """Set MindSpore's device to DEVICE_TARGET (GPU, CPU), if given; warn of a card that is idle.
-
-    Also makes convolutions on CPU quick, as ranks.join() does.
-    """
+    """Set the device to DEVICE_TARGET, if given; warn of an idle card; make convolutions quick."""
     import mindspore as ms
     tools = Path(__file__).resolve().parent.parent / "tools"
     if (tools / "convolutions.py").is_file():

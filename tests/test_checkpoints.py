@@ -487,8 +487,10 @@ class Step(nn.Cell):
         self.net = net
         if case == "two optimizers":
             self.slow, self.fast = nn.SGD([net.weight], 0.1), nn.SGD([net.bias], 0.2)
-        else:
+        elif case == "rates elsewhere":
             self.optimizer = optim.SGD(net.trainable_params(), lr=0.1)
+        else:
+            self.scaler, self.optimizer = ms.amp.DynamicLossScaler(8, 2, 9), nn.SGD(net.trainable_params(), 0.1)
 
     def construct(self, x):
         return self.net(x).mean()
@@ -503,6 +505,33 @@ else:
     saved.resume(step, how)
     step(ms.Tensor(x))
     saved.save(step, 1, 1)
+"""
+
+
+CALLED_ONCE_AN_EPOCH = """
+import os, pathlib, sys
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from checkpoints import Checkpoints
+ms.set_seed(1)
+x = np.arange(4, dtype=np.float32).reshape(4, 1)
+data = ms.dataset.NumpySlicesDataset((x, x), ["x", "y"], shuffle=True).batch(1)
+net, saved = nn.Dense(1, 1), Checkpoints(pathlib.Path("ck"), "net", 1)
+model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.01))
+
+class Says(ms.train.Callback):
+    def on_train_step_end(self, run_context):
+        state = run_context.original_args()
+        [[sample]] = state.train_dataset_element[0].asnumpy()
+        print(f"epoch {state.cur_epoch_num}: {sample:.0f}", flush=True)
+        if not sys.argv[1] and state.cur_step_num == 7:
+            saved.save(state.train_network, 2, 3, 4)
+            os._exit(0)
+
+first = saved.resume(model.train_network, sys.argv[1] or None, dataset=data)
+for epoch in range(first, 4):
+    model.train(epoch + 1, data, callbacks=[Says(), saved], initial_epoch=epoch, dataset_sink_mode=False)
 """
 
 
@@ -526,10 +555,53 @@ def test_a_step_with_two_optimizers_is_resumed(tmp_path):
     assert "resumed after epoch 1 from " in jobs.succeeded(of_ones_own("two optimizers", 1, "always", tmp_path)).output
 
 
-def test_what_checkpoints_cannot_hold_is_told(tmp_path):
-    jobs.succeeded(of_ones_own("rates elsewhere", 1, "", tmp_path))
-    resumed = jobs.succeeded(of_ones_own("rates elsewhere", 1, "always", tmp_path)).output
-    assert "net-1_1.ckpt; without mindspore.experimental's rates: call its lr_scheduler's step() as before\n" in resumed
+@pytest.mark.parametrize("case", ["rates elsewhere", "a scale"])
+def test_what_checkpoints_cannot_hold_is_told(case, tmp_path):
+    jobs.succeeded(of_ones_own(case, 1, "", tmp_path))
+    resumed = jobs.succeeded(of_ones_own(case, 1, "always", tmp_path)).output
+    told = "net-1_1.ckpt; without rates of mindspore.experimental, DynamicLossScaler's scale: see README.md\n"
+    assert told in resumed
+
+
+def test_each_call_of_model_train_gets_whole_epochs(tmp_path):
+    """After --resume in the middle of an epoch, too."""
+    (tmp_path / "train.py").write_text(CALLED_ONCE_AN_EPOCH)
+    env = {"PYTHONPATH": str(LESSON)}
+    jobs.succeeded(forks.run(tmp_path / "train.py", "", cwd=tmp_path, env=env))
+    resumed = jobs.succeeded(forks.run(tmp_path / "train.py", "always", cwd=tmp_path, env=env)).output
+    seen = {epoch: re.findall(rf"(?m)^epoch {epoch}: (\d+)$", resumed) for epoch in (2, 3, 4)}
+    assert [len(each) for each in seen.values()] == [1, 4, 4], resumed
+    assert all(set(seen[epoch]) == set("0123") for epoch in (3, 4)), "each sample once"
+
+
+PIPELINE_OF_SHARDS = """
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.communication import init
+import checkpoints
+ms.set_context(mode=ms.GRAPH_MODE)
+init()
+ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel", pipeline_stages=2, dataset_strategy="full_batch")
+ms.set_auto_parallel_context(enable_parallel_optimizer=True,
+                             parallel_optimizer_config={"parallel_optimizer_threshold": 0})
+x = np.ones((8, 8), np.float32)
+net = nn.SequentialCell(nn.Dense(8, 16), nn.Dense(16, 1))
+net[0].pipeline_stage, net[1].pipeline_stage = 0, 1
+cell = nn.PipelineCell(nn.WithLossCell(net, nn.MSELoss()), 2)
+data = ms.dataset.NumpySlicesDataset((x, x[:, :1]), shuffle=False).batch(8)
+ms.Model(cell, optimizer=nn.SGD(net.trainable_params(), 0.1)).train(1, data, dataset_sink_mode=False)
+"""
+
+
+def test_slices_of_a_stage_which_cannot_be_resumed_are_told(tmp_path):
+    (tmp_path / "train.py").write_text(PIPELINE_OF_SHARDS)
+    for imported in (True, False):
+        (tmp_path / "checkpoints.py").write_text("class Checkpoints:\n    pass\n" * imported)
+        done = jobs.succeeded(jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/dry_run.py", "--rank-size", 4, "--ranks", 0,
+                                       "train.py", cwd=tmp_path))
+        assert ("NOTE this pipeline stage cuts 0.bias: each rank saves its slice, which --resume of" in done.output
+                ) == imported, done.output
 
 
 # ------------------------------------------------------------------------------------------------- slices, for real

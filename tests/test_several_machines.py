@@ -859,6 +859,22 @@ Host no-key unknown no-server behind
     assert "behind: ssh failed (ssh: connect to host 127.0.0.1 port 9: Connection refused); " in output, "that one"
 
 
+def test_scripts_are_compared_with_what_they_import_from_subfolders(tmp_path):
+    for name in ("here", "there"):
+        for file in ("train.py", "lib/setting.py", "lib/notes.txt", ".hidden/of_git.py", "own/pyvenv.cfg",
+                     "own/site.py"):
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text("LR = 1")
+    here, there = tmp_path / "here", tmp_path / "there"
+    for file, matters in ((".hidden/of_git.py", False), ("own/site.py", False), ("lib/notes.txt", False),
+                          ("lib/setting.py", True)):
+        (there / file).write_text("LR = 2")
+        assert (check_hosts.hash_of(here) != check_hosts.hash_of(there)) == matters, file
+    (there / "lib/setting.py").rename(there / "lib/settings.py")
+    (there / "lib/settings.py").write_text("LR = 1")
+    assert check_hosts.hash_of(here) != check_hosts.hash_of(there)
+
+
 def test_other_machines_that_do_not_fit(both, mnist, tmp_path):
     first, second = both
     (tmp_path / "other").mkdir()

@@ -38,7 +38,7 @@ from pathlib import Path
 
 SECONDS = 12  # for one machine's answer
 NAMES_SECONDS = 3  # for the addresses of all names, which a dead name server never gives
-MANY, FEW = 1000, 20  # so many files of a data set are compared; of the first few what they hold
+MANY, FEW = 1000, 20  # so many files of a data set, or scripts, are compared; of the first few what they hold
 LIBC = ctypes.CDLL(None)
 OWN_TOO = "that is an address of its own, too, such as that of a bridge for containers"
 ADDRESSES = {}  # {host: its IPv4 address, or None}
@@ -117,9 +117,20 @@ def set_aside(wanted):
 
 
 def hash_of(folder):
-    """A hash of all Python files of a folder; None if there are none."""
-    scripts = [script.read_bytes() for script in sorted(Path(folder).glob("*.py"))]
-    return hashlib.sha256(b"".join(scripts)).hexdigest() if scripts else None
+    """A hash of the Python files, and those in C, of a folder and of those in it, which a script may import from; not
+    of hidden ones and virtual environments. None if there are none.
+    """
+    found, hashed = 0, hashlib.sha256()
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name[0] != "." and not os.path.exists(
+            os.path.join(place, name, "pyvenv.cfg")))
+        for name in sorted(names) if found < MANY else ():
+            if name.endswith((".py", ".c")):
+                found += 1
+                hashed.update(os.path.relpath(os.path.join(place, name), folder).encode(errors="surrogateescape"))
+                with contextlib.suppress(OSError):  # whoever needs it will say that it cannot be read
+                    hashed.update(Path(place, name).read_bytes())
+    return hashed.hexdigest() if found else None
 
 
 def files_of(folder):

@@ -23,7 +23,7 @@ def option(name, options, text):
     """The number that an option of a script has, given, shortened as argparse takes it, or by default; None where that
     is not to be seen. text: the script's.
     """
-    value = re.search(rf'"{name}",[^\n]*\bdefault=(\d+)', text)
+    value = re.search(rf'"{name}",(?:(?!add_argument).)*?\bdefault=(\d+)', text)
     value, own = value and value[1], {*re.findall(r"""["'](--[\w-]+)["']""", text)}
     for word, then in zip(options, [*options[1:], ""]):
         flag, same, its = word.partition("=")
