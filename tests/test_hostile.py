@@ -1029,6 +1029,19 @@ def test_no_log_is_at_fault_where_mpirun_is_killed(tmp_path):
     assert not result.left_over
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", "msrun", "table"])
+def test_kill_9_of_all_that_is_called_python(launcher, tmp_path):
+    """As by pkill -9 python: MindSpore's msrun follows the logs by processes of tail."""
+    (tmp_path / "train.py").write_text("import time\nprint('at work', flush=True)\ntime.sleep(600)\n")
+    with jobs.Job(jobs.PYTHON, MNIST / "ranks.py", "-n", 2, "--with", launcher, "train.py", cwd=tmp_path,
+                  env={"DEVICE_TARGET": "CPU"}) as job:
+        job.wait_for("(?s)at work.*at work")
+        for pid in jobs.marked(job.mark):
+            if b"python" in jobs.command_of(pid).split(b"\0")[0]:
+                os.kill(pid, signal.SIGKILL)
+        assert not job.finish(60).left_over
+
+
 @pytest.mark.parametrize(("launcher", "killed", "when"), [
     ("run.sh", "mpirun", ""), ("run.sh", "mpirun", r"\[rank 1\] epoch: 0, step: 20"), ("run.sh", "launch.py", ""),
     ("run_msrun.sh", "msrun", ""), ("run_msrun.sh", "launch.py", r"\[rank 1\] epoch: 0, step: 20")])

@@ -20,6 +20,7 @@ import time
 import types
 from pathlib import Path
 
+import linux
 import quick_import
 
 # It kills its ranks at Ctrl-C, which then looks like a lack of memory; launch.py sees what has ended it.
@@ -67,6 +68,10 @@ except (ImportError, AttributeError):  # a version that needs more of MindSpore
 
 
 class Process(subprocess.Popen):
+    def __init__(self, command, **options):
+        """What gets no session of its own, as tail, which follows a log, ends with this process."""
+        super().__init__(command, **{"preexec_fn": linux.die_with_parent, **options})
+
     def poll(self):
         """Has it ended? Some versions ask again at once, others in a second."""
         if super().poll() is None:
