@@ -26,7 +26,6 @@ import mindspore as ms
 from mindspore import Parameter, _c_expression, context, nn
 from mindspore._c_expression import MSContext, ms_ctx_param
 from mindspore.communication import management
-from mindspore.parallel._auto_parallel_context import auto_parallel_context
 from mindspore.train import Model
 
 import graph_ir
@@ -39,6 +38,7 @@ from modes import (
     NewOptimizer,
     decides_while_it_runs,
     describe,
+    interleaved,
     nothing_compiled,
     notes_of,
     optimizer_alone,
@@ -102,13 +102,10 @@ class Computer:
         """Plan one graph and prepare its computation; returns what MindSpore's compile returns."""
         self.connect()
         if wrong := (optimizer_alone(obj) or pipeline_by_hand(obj) or stage_that_is_not(obj)
-                     or decides_while_it_runs(obj)):
+                     or decides_while_it_runs(obj) or interleaved(self.lazy)):
             raise PlanError(wrong, by_all=True)
         self.say(f"MindSpore has no {planned_mode()} on CPU: its Ascend plan is computed here")
         if self.lazy:
-            if auto_parallel_context().get_pipeline_interleave():
-                raise PlanError("a pipeline with pipeline_interleave needs @lazy_inline, which is not computed; leave "
-                                "both out here, or compile it with dry_run.py", by_all=True)
             self.say("computed on CPU: @lazy_inline, as one graph; a dry run compiles it as written")
         # In mpirun's folder, which goes with it even if this process is killed.
         with tempfile.TemporaryDirectory(prefix="ascend_plan_", dir=os.getenv("PMIX_SERVER_TMPDIR")) as folder:

@@ -6,6 +6,7 @@ import sys
 import mindspore as ms
 from mindspore import nn
 from mindspore.experimental.optim import Optimizer as NewOptimizer
+from mindspore.parallel._auto_parallel_context import auto_parallel_context
 from mindspore.parallel._utils import _get_device_num, _get_global_rank
 
 import graph_ir
@@ -127,6 +128,13 @@ def decides_while_it_runs(obj):
             "computed; take nn.TrainOneStepCell(network, optimizer, sens=1024.0)") if scales else ""
 
 
+def interleaved(lazy):
+    """What is wrong where a pipeline is interleaved and a cell is lazy_inline (lazy), as MindSpore demands; else ""."""
+    needs = lazy and auto_parallel_context().get_pipeline_interleave()
+    return ("a pipeline with pipeline_interleave needs @lazy_inline, which is not computed; leave both out here, or "
+            "compile it with dry_run.py") if needs else ""
+
+
 def nothing_compiled():
     """What is wrong where a script has compiled nothing in such a mode; "" where that may be meant."""
     pynative = planned_mode() and ms.get_context("mode") == ms.PYNATIVE_MODE
@@ -161,7 +169,7 @@ def notes_of(obj, text, planned, layouts):
         return []
     cut, notes = any(map(cutting_axes, layouts.values())), []  # arguments, too
     slices = {name for name, layout in layouts.items() if layout[5] or cutting_axes(layout)}
-    sliced = any(name in slices for _, _, name in graph_ir.PARAMETER.findall(text))
+    sliced = sorted(name for _, _, name in graph_ir.PARAMETER.findall(text) if name in slices)
     if sliced:
         notes += [OWN_NORMS] * bool(graph_ir.norms_of_slices(text))
         names = ", ".join(graph_ir.norms_of_optimizers(text))
@@ -172,9 +180,8 @@ def notes_of(obj, text, planned, layouts):
     if stages > 1:
         elsewhere = graph_ir.only_read(planned) & trained_in_others(obj, stages)
         notes += [OTHER_STAGE.format(", ".join(sorted(elsewhere)))] * bool(elsewhere)
-        held = sorted(name for _, _, name in graph_ir.PARAMETER.findall(text) if name in slices)
         resumes = hasattr(sys.modules.get("checkpoints"), "Checkpoints")
-        notes += [SLICED_STAGE.format(name) for name in held[:1] if resumes]
+        notes += [SLICED_STAGE.format(name) for name in sliced[:1] if resumes]
         evaluates = "(Gradients/" not in text and "= Send(" in text
         notes += [LAST_STAGE] * (evaluates and _get_global_rank() == 0)
     if places := graph_ir.outside(planned, slices):

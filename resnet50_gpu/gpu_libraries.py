@@ -1,9 +1,8 @@
 """Chooses the device, and says why MindSpore does not use an NVIDIA card. Skip it when reading.
 
-    python gpu_libraries.py              says what MindSpore lacks to use a card
+    python gpu_libraries.py              says what MindSpore lacks to use a card (see README.md)
     python gpu_libraries.py --ranks N    for run_gpu.sh: checks the cards that N ranks would take
                                          and prints how many there are and the target, "2 GPU"
-What MindSpore needs stands in README.md, "With pip alone"; else it takes the CPU without a word.
 """
 
 import os
@@ -21,7 +20,8 @@ TOOLKIT = ("CUDA_HOME must name a folder whose bin/nvcc reports CUDA 11.6 to 11.
 def visible_cards():
     """The cards, numbers or UUIDs, that the driver lists and CUDA_VISIBLE_DEVICES leaves.
 
-    ValueError: it does not name cards of this machine, each once."""
+    ValueError: it does not name cards of this machine, each once.
+    """
     listing = subprocess.getoutput("nvidia-smi -L")
     numbers, wanted = re.findall(r"^GPU (\d+):", listing, re.M), os.getenv("CUDA_VISIBLE_DEVICES")
     if wanted in (None, "", "-1"):

@@ -18,12 +18,10 @@ def pytest_collection_modifyitems(items):
     """
     shares = [[] for _ in range(int(os.getenv("PYTEST_XDIST_WORKER_COUNT", "1")))]
     computing, waiting = shares[:(len(shares) + 1) // 2], shares[len(shares) // 2:]
-    items.sort(key=lambda item: "test_kills" not in item.name)  # it takes longest
-    short = [item for item in items if item.path.stem[5:] in SHORT]
-    for item in (item for item in items if item not in short):
-        min(waiting if item.path.stem[5:] in WAITING else computing, key=len).append(item)
-    for item in short:
-        min(shares, key=len).append(item)
+    items.sort(key=lambda item: ("test_kills" not in item.name, item.path.stem[5:] in SHORT))  # the longest first
+    for item in items:
+        kind = item.path.stem[5:]
+        min(shares if kind in SHORT else waiting if kind in WAITING else computing, key=len).append(item)
     items[:] = sum(shares, [])
 
 

@@ -7,8 +7,8 @@ import forks
 import jobs
 import numpy as np
 import pytest
-import test_resnet50_ascend
 from test_dry_run_lessons import dry_run
+from test_resnet50_ascend import TENSORS as SHALLOW_TENSORS
 from test_resnet50_ascend import COUNT_RIGHT, FAST, check_equal_parameters, is_trained, newest, python, refused
 
 LESSON = jobs.REPO / "resnet50_ascend"
@@ -236,13 +236,13 @@ def check_same_step(accumulated, at_once):
     (ours, our_losses), (theirs, their_losses) = accumulated, at_once
     assert our_losses.shape == (2, 2), "a line a batch, on each rank"
     weights = [name for name in theirs if is_trained(name) and not name.startswith(("sum", "micro_batch"))]
-    assert len(weights) >= 2 * test_resnet50_ascend.TENSORS, "weights and momenta"
+    assert len(weights) >= 2 * SHALLOW_TENSORS, "weights and momenta"
     difference = max(np.abs(ours[name] - theirs[name]).max() for name in weights)
     assert difference < 1e-5, f"the weights differ by {difference}"
     assert np.allclose(our_losses, their_losses, rtol=1e-4)  # 5 digits are printed
     for state in (ours, theirs):
         sums = [values for name, values in state.items() if name.startswith("sum")]
-        assert len(sums) == test_resnet50_ascend.TENSORS
+        assert len(sums) == SHALLOW_TENSORS
         assert not any(values.any() for values in sums), "gradients are left over"
 
 

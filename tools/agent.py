@@ -76,7 +76,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.end)
-        for number in (signal.SIGUSR1, signal.SIGUSR2):  # mpirun passes them on; a script may wait for one
+        for number in linux.SCRIPTS_OWN:
             signal.signal(number, lambda number, _: self.script.send_signal(number))
         self.tell(rank=int(self.rank), token=self.token, host=socket.gethostname(), pid=self.script.pid,
                   agent=os.getpid(), is_scheduler=self.scheduler)

@@ -120,17 +120,18 @@ def hash_of(folder):
     """A hash of the Python files, and those in C, of a folder and of those in it, which a script may import from; not
     of hidden ones and virtual environments. None if there are none.
     """
-    found, hashed = 0, hashlib.sha256()
+    scripts, hashed = [], hashlib.sha256()
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name[0] != "." and not os.path.exists(
             os.path.join(place, name, "pyvenv.cfg")))
-        for name in sorted(names) if found < MANY else ():
-            if name.endswith((".py", ".c")):
-                found += 1
-                hashed.update(os.path.relpath(os.path.join(place, name), folder).encode(errors="surrogateescape"))
-                with contextlib.suppress(OSError):  # whoever needs it will say that it cannot be read
-                    hashed.update(Path(place, name).read_bytes())
-    return hashed.hexdigest() if found else None
+        scripts += [os.path.join(place, name) for name in sorted(names) if name.endswith((".py", ".c"))]
+        if len(scripts) >= MANY:
+            break
+    for script in scripts:
+        hashed.update(os.path.relpath(script, folder).encode(errors="surrogateescape"))
+        with contextlib.suppress(OSError):  # whoever needs it will say that it cannot be read
+            hashed.update(Path(script).read_bytes())
+    return hashed.hexdigest() if scripts else None
 
 
 def files_of(folder):

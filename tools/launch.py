@@ -54,7 +54,6 @@ SECONDS = ("MS_CPU_COMM_OP_TIMEOUT", "MS_TOPO_TIMEOUT", "MS_NODE_TIMEOUT", "MS_R
 GIVES_UP_SOONER = 15  # s; MindSpore does, than MS_TOPO_TIMEOUT says (measured)
 EARLY = 60  # seconds of silence after which ranks are looked at where none has come, or one has ended before the others
 OTHER_THINGS = "names a folder that holds other things, which would be moved aside; name a new one"
-SCRIPTS_OWN = {signal.SIGUSR1, signal.SIGUSR2}  # batch systems send them for the script, which may wait for one
 ENDED_BY = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM}
 MSRUN = str(Path(__file__).with_name("msrun.py"))
 CAUGHT = set()  # the signals that have come
@@ -323,7 +322,7 @@ class Job:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, note)
-        for number in SCRIPTS_OWN:
+        for number in linux.SCRIPTS_OWN:
             signal.signal(number, lambda *_: None)
         self.stall = 60 * float(os.getenv("STALL_MINUTES", "30"))
         # Before ranks on CPU give up waiting for another one, they are looked at once.
@@ -488,7 +487,7 @@ class Job:
             self.accept()
         elif key.fileobj is self.wake:
             number = self.wake.recv(1)[0]
-            if number in SCRIPTS_OWN:
+            if number in linux.SCRIPTS_OWN:
                 for rank in self.ranks.values():
                     self.ask(rank, signal=number)
             elif not self.save_first(number):

@@ -10,6 +10,8 @@ import signal
 import socket
 from pathlib import Path
 
+SCRIPTS_OWN = signal.SIGUSR1, signal.SIGUSR2  # batch systems and mpirun send them for the script, if it waits for one
+
 
 def stat_of(pid):
     """What Linux says of a process of this machine: [state, parent, group, session, ...]; None if it has ended."""

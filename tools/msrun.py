@@ -26,7 +26,7 @@ import quick_import
 # It kills its ranks at Ctrl-C, which then looks like a lack of memory; launch.py sees what has ended it.
 if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as behind & in a script
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-for number in (signal.SIGUSR1, signal.SIGUSR2):  # a batch system's, for the script
+for number in linux.SCRIPTS_OWN:
     signal.signal(number, lambda *_: None)
 signal.signal = lambda *_: None
 

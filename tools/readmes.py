@@ -478,8 +478,9 @@ class Session:
     def check_elsewhere(self, block, lines, test):
         """Commands that a test of its own runs: it must exist and name every script of them; it gets its data ready."""
         text = (REPO / test).read_text(encoding="utf-8") if (REPO / test).exists() else ""
-        for script in set(re.findall(r"[\w/]+\.(?:sh|py)", "\n".join(lines))):
-            if Path(script).name not in text + "make_datasets.py":
+        named = {Path(script).name for script in re.findall(r"[\w/]+\.(?:sh|py)", "\n".join(lines))}
+        for script in named - {"make_datasets.py"}:
+            if script not in text:
                 self.problems.append(f"{self.page.where(block.number)}: is typed by {test} only, which does not "
                                      f"run {script}")
 
