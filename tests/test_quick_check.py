@@ -81,6 +81,8 @@ LATER = """
 import sys
 import ranks
 print([name for name in sys.modules if name.partition(".")[0] in ("scipy", "unittest")])
+print([name for name in sys.modules if name.startswith("mindspore") and name.endswith("_pb2")])
+import mindspore as ms
 import numpy as np
 from mindspore.train import HausdorffDistance
 metric = HausdorffDistance()  # SciPy's morphology
@@ -93,10 +95,21 @@ print(scipy.linalg.det(np.eye(2)))
 import unittest.mock
 with unittest.mock.patch("sys.argv", []):
     print(sys.argv)
+net, batch = ms.nn.Dense(2, 1), ms.Tensor([[1, 2]], ms.float32)
+ms.export(net, batch, file_name="net", file_format="MINDIR")
+print(np.allclose(ms.nn.GraphCell(ms.load("net.mindir"))(batch), net(batch)))
+print(ms.train.serialization.mindir_model().HasField("graph"), isinstance(batch, ms.train.serialization.mindir_model))
+ms.save_checkpoint(net, "net.ckpt")
+print(*sorted(ms.load_checkpoint("net.ckpt")))
+with ms.SummaryRecord("summary", network=net) as record:
+    record.add_value("scalar", "loss", batch[0, 0])
+    record.record(1)
 """
 
 
 def test_what_mindspore_imports_later_is_there_when_it_is_used(tmp_path):
     result = jobs.succeeded(jobs.run(jobs.PYTHON, "-c", LATER, cwd=tmp_path,
                                      env={"PYTHONPATH": str(jobs.REPO / "own_model")}))
-    assert result.output.splitlines() == ["[]", "3.0", "1.0", "[]"]
+    assert result.output.splitlines() == ["[]", "['mindspore.train.anf_ir_pb2']", "3.0", "1.0", "[]", "True",
+                                          "False False", "bias weight"]
+    assert any("summary" in file.name and file.stat().st_size for file in (tmp_path / "summary").iterdir())
