@@ -224,9 +224,9 @@ def test_a_kernel_that_makes_another_shape_is_told(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
-CONTROL_FLOW = r"faults\.py:\d+: control flow that is decided while the graph runs \(\w+\)"
 REFUSED = {
-    "control_flow": CONTROL_FLOW,
+    "control_flow": r"faults\.py:\d+: control flow that is decided while the graph runs \(\w+\)",
+    "masked": r"faults\.py:\d+, .*: a shape that is known only while the graph runs, .*; multiply by the mask$",
     "no_kernel": r"compute NPUAllocFloatStatus \(.+faults\.py:\d+.+ \(it has no kernel for that, .*\); .* only$",
     "Lamb": r"the CPU cannot compute Lamb \(of nn\.Lamb, ",
     "ASGD": r"graph runs \(\w+, of nn\.ASGD\) is not computed: take another optimizer$",
@@ -238,10 +238,13 @@ REFUSED = {
     "cut_twice": r"another slice of 'weight' than rank \d holds since an earlier graph: "
                  r"\(8, 8\) from \(0, 0\) on, not \(4, 8\) from \([04], 0\) on;",
     "used_early": r"MatMul .*; or, if an operator such as ops.* has used parameter 'weight' before the first step:",
+    "other_batch": "says that all ranks bring the same batch, and rank 1 brings another one than rank 0: shuffle",
     "other_batch_as_ones": "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:",
     "other_batch_in_a_class": "says that all ranks bring the same batch, and rank 1 brings another one than rank 0:",
     "interleaved": "a pipeline with pipeline_interleave needs @lazy_inline, which is not computed; leave both out ",
 }
+if version("mindspore").startswith(("2.7.", "2.8.")):
+    del REFUSED["masked"]  # they gather no booleans, and say so
 ONE_BY_ONE = """
 import runpy, sys
 import mindspore as ms
@@ -274,14 +277,9 @@ def test_what_is_refused_is_an_error_after_which_a_script_can_go_on(tmp_path):
               r"of slices: some operators, such as addcmul, MindSpore does not cut; .*\)$"),
     ("uncut_loss", r"MindSpore cannot plan this .*\[SmoothL1Loss\], .*\n.*\n\(if the step runs in one process, these "
                    r"may be shapes of slices: "),
-    ("control_flow", CONTROL_FLOW),
-    pytest.param("masked", r"faults\.py:\d+, .*: a shape that is known only while the graph runs, .*; multiply by the "
-                           "mask$", marks=pytest.mark.skipif(version("mindspore").startswith(("2.7.", "2.8.")), reason=(
-                               "MindSpore 2.7 and 2.8 plan no such graph, for they gather no booleans, and say so"))),
     ("one_leaves", r"out of step: rank 0 is at a run of graph 1 \(\S+faults\.py:\d+\); rank 1 is at its end$"),
     ("one_never_comes", "rank 0 has waited 5 s at the first plan, for the other ranks to come there$"),
     ("one_sleeps", r"rank 0 has waited 5 s at a run of graph 1, for the other ranks to come there$"),
-    ("other_batch", "says that all ranks bring the same batch, and rank 1 brings another one than rank 0: shuffle"),
     ("one_more_graph", r"rank 0 is at the start of a new graph, as for a batch of another size \(\S+faults\.py:\d+\); "
                        "rank 1 is at its end$"),
     ("crossed", r"rank 0 is at a run of graph 1 \(\S+faults\.py:(\d+)\); rank 1 is at a run of graph 2 \(\S+:\1\)$"),
