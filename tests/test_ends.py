@@ -395,6 +395,23 @@ def test_usr1_of_a_batch_system_is_the_scripts(launcher, handled, tmp_path):
     assert not result.left_over
 
 
+def test_signals_while_a_rank_writes_lose_no_line(tmp_path):
+    script = ("import signal\nsignal.signal(signal.SIGUSR2, signal.SIG_IGN)\nprint('begins')\n"
+              "for number in range(200000):\n    print(number, 'y' * 80)\n")
+    with start(tmp_path, script, 1, "--with", "mpirun", "--show", "0") as job:
+        job.wait_for("begins")
+        agent, sent = jobs.parent_of(job.rank_process(0)), 0
+        with contextlib.suppress(ProcessLookupError):
+            while job.process.poll() is None:
+                os.kill(agent, signal.SIGUSR2)
+                sent += 1
+                time.sleep(0.005)
+        assert job.finish().code == 0
+    assert sent > 20
+    lines = (tmp_path / "log_output/1/rank.0/stdout").read_text().splitlines()
+    assert lines == ["begins", *(f"{number} {'y' * 80}" for number in range(200000))]
+
+
 def test_quit_is_told_and_in_the_report(tmp_path):
     with start(tmp_path, TESTS, 2, "--with", "mpirun", "--report", "report.json") as job:
         job.wait_for(r"(?s)ready.*ready")

@@ -502,6 +502,18 @@ def test_logs_that_mpirun_could_not_write_whole_are_named(script):
         assert "logs are whole" not in result.output
 
 
+def test_a_log_that_ulimit_cuts_off_is_named(script):
+    script.write_text("import os\nif os.environ['RANKS_RANK'] == '0':\n    for _ in range(1024 * 11):\n"
+                      "        print('y' * 1023)\n")
+    for megabytes in (10, 12):
+        limited = ("bash", "-c", f'ulimit -f {1024 * megabytes} && exec "$@"', "bash")
+        result = jobs.run(*limited, *command(script, "--show", 1), cwd=script.parent, env=CPU)
+        assert result.code == 0, result.output[-2000:]
+        told = re.findall(r"^ranks\.py: lines are missing in .*rank\.0/stdout: mpirun could not write them; was the "
+                          r"disk full for a while, or is there a quota or ulimit -f\?$", result.output, re.MULTILINE)
+        assert len(told) == (megabytes < 11)
+
+
 @pytest.mark.parametrize("line", [False, True])
 def test_a_restart_of_ranks_that_have_done_nothing_is_no_resume(line, script):
     """A script that sets aside what an earlier job saved has not come to that, and would go on with it."""

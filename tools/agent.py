@@ -47,7 +47,7 @@ class Agent:
         end_when_dead(self.link, in_time=False)  # but by self.cut_off()
         self.room = select.poll()
         self.room.register(self.link, select.POLLOUT | select.POLLRDHUP)
-        self.out, self.log = 1, None
+        self.out, self.log, self.wrote = 1, None, 0  # in bytes
         self.rest, self.asked, self.seen = bytearray(), bytearray(), b""  # what has come and is not whole yet
         self.told = 0  # when the launcher last heard of lines
         self.code = None  # what the launcher has been told
@@ -102,8 +102,7 @@ class Agent:
         if self.scheduler and code < 0:
             self.write(f"the scheduler was ended by signal {-code}\n".encode())
         code = code if code >= 0 else 128 - code  # as in a shell
-        if linux.is_full("."):
-            self.tell(full=True)
+        self.tell(wrote=self.wrote, full=linux.is_full("."))
         self.tell(code=code)  # as notice() of the launcher knows it
         self.code = code
         self.await_receipt()
@@ -165,7 +164,9 @@ class Agent:
         try:
             if self.log and self.out == 1:
                 self.out = open_log(self.log.name, self.rank)
-            os.write(self.out, data)
+            while data:  # a signal cuts a write short
+                written = os.write(self.out, data)
+                self.wrote, data = self.wrote + written, data[written:]
         except OSError as error:
             if self.out == 1 and error.errno == errno.EIO:
                 self.end()  # mpirun, which reads it, is gone: the launcher says so

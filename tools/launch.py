@@ -984,19 +984,21 @@ def text_of(log):
 
 
 def cut_logs(args):
-    """The logs that mpirun has not written whole, of which it says nothing: there is no room left where they lie. Of
-    those on other machines nobody counts the lines. Returns what to say of each.
+    """The logs that mpirun has not written whole, of which it says nothing. Of those on other machines nobody knows the
+    size. Returns what to say of each, and why.
     """
-    job, cut = args.jobs[-1] if args.jobs else None, []
+    job, cut, why = args.jobs[-1] if args.jobs else None, [], "the disk is full"
     for number, rank in sorted(job.ranks.items()) if job and args.launcher == "mpirun" else ():
         log = job.log_of(number)
         with contextlib.suppress(OSError):
             if not os.path.exists(log):
                 cut += [f"may be missing in {from_start(args, log)} on {rank['host']}"] if rank.get("full") else []
-            elif linux.is_full(log):
-                with open(log, "rb") as lines:
-                    cut += [f"are missing in {from_start(args, log)}"] if sum(1 for _ in lines) < rank["count"] else []
-    return cut
+            elif os.path.getsize(log) < rank.get("wrote", 0):
+                cut += [f"are missing in {from_start(args, log)}"]
+                if not linux.is_full(log):
+                    why = ("mpirun could not write them; was the disk full for a while, or is there a quota or ulimit "
+                           "-f?")
+    return cut, why
 
 
 def go_inside(args):
@@ -1116,13 +1118,13 @@ def main(argv):
         code = ended.code if isinstance(ended.code, int) else 1
         if code != ended.code:
             say(ended.code, sys.stderr)
-    cut = cut_logs(args)
+    cut, why = cut_logs(args)
     if SPEECH.full:
         say(f"{args.name}: lines are missing: where this output goes, the disk is full"
             + ("" if cut else "; the ranks' logs are whole"), sys.stderr)
     if cut:
         others = f" and {len(cut) - 1} more" if cut[1:] else ""
-        say(f"{args.name}: lines {cut[0]}{others}: the disk is full", sys.stderr)
+        say(f"{args.name}: lines {cut[0]}{others}: {why}", sys.stderr)
     return job_report.finish(args, code, say)
 
 
