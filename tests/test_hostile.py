@@ -506,9 +506,22 @@ def test_an_environment_is_made_once_and_made_again_where_it_is_of_no_use(tmp_pa
     assert (tree / ".venv" / "complete").read_text().endswith("\n9.9.9\n")
     tree.rename(moved)
     assert [is_made(moved), is_made(moved)] == [True, False]
-    (moved / "requirements.txt").write_text("# others, and the one that is made again is active\n")
+
+    # Others are wanted, and it is active: what the user has put into it stays, also if they cannot be had.
+    users = next((moved / ".venv/lib").glob("python*/site-packages")) / "users.py"
+    users.touch()
     active = (f"PATH={moved / '.venv/bin'}:{os.environ['PATH']}", "PYTHON=python3")
-    assert [is_made(moved, *active), is_made(moved, *active)] == [True, False]
+    (moved / "requirements.txt").write_text("no-such-package\n")
+    with set_up(moved, "MINDSPORE=9.9.9", *active) as job:
+        result = job.finish()
+    assert (result.code, result.output.count("pip could not install the packages")) == (1, 1), result.output
+    for wanted, changed in (("# none\n", True), ("pip\n", True), ("# others\npip\n", False)):
+        (moved / "requirements.txt").write_text(wanted)
+        with set_up(moved, "MINDSPORE=9.9.9", *active) as job:
+            result = jobs.succeeded(job.finish())
+        assert (f"Bringing {moved}/.venv up to date" in result.output) == changed
+        assert "Setting up" not in result.output
+    assert users.exists()
 
 
 def test_mpirun_knows_one_address_of_the_loopback_only():

@@ -70,6 +70,12 @@ with contextlib.suppress(OSError):  # a file system without locks
 PYTHON
 }
 
+# Does the environment that is there work, and lack packages at most?
+_has_its_python() {
+    [[ "$(head -n 1 "$1/complete" 2>/dev/null)" == "$(realpath -m -- "$1")" ]] && _has_packages "$1/bin" &&
+        { [[ -z "${PYTHON:-}" ]] || [[ "$(PYTHON="$1/bin/python" _find_python)" -ef "$2" ]]; }
+}
+
 _make_venv() {
     local venv="$1" python="$2" unfinished="an environment of tools/environment.sh, unfinished"
     # Its own has a file complete: beside Python's pyvenv.cfg, or, if it was interrupted, with a certain word.
@@ -79,9 +85,12 @@ _make_venv() {
             "if it is your environment, activate it and pip install -r requirements.txt -r requirements-dev.txt" >&2
         return 1
     fi
-    echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2
+    if _has_its_python "$venv" "$python"; then # others may be at work in it, and it may hold the user's packages
+        echo "Bringing $venv up to date, for what the lessons require has changed ..." >&2
+        sed -i '1a unfinished' "$venv/complete"
     # What is named complete stays, so that one that was interrupted is known.
-    if ! { mkdir -p -- "$venv" && echo "$unfinished" >"$venv/complete" &&
+    elif ! { echo "Setting up $venv with $python (once; 1 to 5 minutes, about 3.5 GB) ..." >&2 &&
+        mkdir -p -- "$venv" && echo "$unfinished" >"$venv/complete" &&
         find "$venv/" -mindepth 1 -maxdepth 1 ! -name complete -exec rm -rf {} + && "$python" -m venv "$venv"; }; then
         echo "'$python -m venv $venv' does not work here: is its venv module installed (Debian, Ubuntu: python3-venv)," \
             "and can $venv be written to (df -h)? Where the path has a ':', choose another: VENV=/path/of/a/folder" >&2
@@ -112,7 +121,7 @@ _see_what_is_wanted() {
     MINDSPORE="$given"
     [[ -z "${VENV:-}" ]] || MINDSPORE="${MINDSPORE:-$(sed -n '$s/^[0-9.]*$/&/p' "$venv/complete" 2>/dev/null || true)}"
     # With its place, for the programs of one that was moved look for their Python at the old one.
-    wanted="$(realpath -m -- "$venv"; cat requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
+    wanted="$(realpath -m -- "$venv"; grep -hv '^#' requirements.txt requirements-dev.txt; echo "${MINDSPORE:-}")"
 }
 
 _use_environment() {
