@@ -28,7 +28,8 @@ test:
 	python -m pytest -q -n $(jobs) --dist worksteal --reruns $(reruns) -o tmp_path_retention_policy=failed tests
 
 doctor:
-	@[[ -n "$${VIRTUAL_ENV:-}" || ! -x .venv/bin/python3 ]] || PATH="$$PWD/.venv/bin:$$PATH"
+	@venv="$$(realpath -m -- "$${VENV:-.venv}")"
+	[[ -n "$${VIRTUAL_ENV:-}" || ! -x "$$venv/bin/python3" ]] || PATH="$$venv/bin:$$PATH"
 	python3 tools/doctor.py
 
 lint:

@@ -200,6 +200,23 @@ def test_make_doctor_works_without_an_environment(bare_python, tmp_path):
     assert result.code == 2, "make's own code for a target that failed"
     assert not (repo / ".venv").exists()
 
+    # An environment that was moved, or is there, or whose Python is gone.
+    (repo / ".venv/bin").mkdir(parents=True)
+    for place, python, remedy in ((tmp_path, bare_python, "was moved"), (repo, bare_python, ".venv has: "),
+                                  (repo, "/gone", "its Python is gone; have it made again: make demo")):
+        (repo / ".venv/complete").write_text(f"{place}/.venv\nrequirements\n")
+        (repo / ".venv/bin/python").unlink(missing_ok=True)
+        (repo / ".venv/bin/python").symlink_to(python)
+        _, _, found = doctor(cwd=repo, python=bare_python, tool=repo / "tools/doctor.py")
+        check(found["MindSpore"], "fault", "cannot be imported", remedy)
+    script = tmp_path / "train.py"
+    script.touch()
+    for active, told in (("/gone", "or its Python is no longer there; have it made again (make demo)"),
+                         ("", "activate the environment (. .venv/bin/activate) or pip install")):
+        result = jobs.run(bare_python, repo / "tools/launch.py", "--lesson", repo, "-n", 1, script, cwd=tmp_path,
+                          env={"VIRTUAL_ENV": active})
+        assert (result.code, told in result.output) == (2, True), result.output
+
 
 @pytest.mark.parametrize(("planted", "what"), [
     (('one["state"] == "fault" and', 'one["state"] == "faulty" and'), "exit code"),

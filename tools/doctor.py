@@ -145,8 +145,10 @@ def look_at_mindspore(report):
         entry = known_errors.find(output.splitlines(), known_errors.read())
         if not re.search("No module named '(mindspore|numpy)'", output):
             remedy = entry[0][0]["do"] if entry else "pip install --force-reinstall -r requirements.txt"
-        elif (REPO / ".venv/bin/python").exists():
-            remedy = "this Python has none, .venv has: . .venv/bin/activate"
+        elif (made := REPO / ".venv/complete").exists():
+            there = (REPO / ".venv/bin/python").exists() and read(made).startswith(f"{made.parent.resolve()}\n")
+            remedy = ("this Python has none, .venv has: . .venv/bin/activate" if there else
+                      ".venv was moved, or its Python is gone; have it made again: make demo")
         report.add("MindSpore", "fault", f"MindSpore cannot be imported: {last}", remedy)
         return {}
     found = json.loads(answer[1])

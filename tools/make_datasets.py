@@ -304,6 +304,9 @@ def main():
             signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # now it is whole, or not there
             put_in_place(partial, folder, args.force)
     except DatasetError as error:
+        if not args.force and not seed_is_given and args.holds(folder, args):  # another run has just made it
+            say_in_the_end(f"{args.name}: {wanted} is there already")
+            return
         print(f"make_datasets.py: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
