@@ -99,6 +99,29 @@ mean = np.mean([data(member, "float32", 5) for member in world], 0)
 for number, parameter in enumerate(pair.trainable_params(), 1):
     right = np.allclose(parameter.asnumpy(), number - 0.1 * (mean + 0.5 * number), atol=1e-5)
     print(f"weight {number} of a pair: {'right' if right else 'WRONG'}", flush=True)
+
+
+class Unscaled(nn.TrainOneStepCell):
+    """A loss that is scaled by a Tensor, and gradients unscaled by it: MindSpore would scale the weight decay, too."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.scale, self.each = ms.Tensor(1024.0, ms.float32), ops.HyperMap()
+
+    def construct(self, value):
+        gradients = self.grad_reducer(ops.grad(self.scaled, None, self.weights)(value))
+        return self.optimizer(self.each(ops.partial(ops.mul, 1 / self.scale), gradients))
+
+    def scaled(self, value):
+        return self.network(value) * self.scale
+
+
+pair = Pair()
+unscaled = Unscaled(pair, nn.Momentum(pair.trainable_params(), 0.1, 0.9, weight_decay=0.5))
+unscaled(ms.Tensor(data(rank, "float32", 5)))
+right = [np.allclose(parameter.asnumpy(), number - 0.1 * (mean + 0.5 * number), atol=1e-5)
+         for number, parameter in enumerate(pair.trainable_params(), 1)]
+print(f"decay of unscaled gradients: {'right' if all(right) else 'WRONG'}", flush=True)
 library = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "mpi_allreduce" in line]
 print(f"sums by MPI: {ctypes.CDLL(library.pop()).sums() if library else 'none'}", flush=True)
 if "--no-leave" not in sys.argv:

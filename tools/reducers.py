@@ -71,6 +71,11 @@ def take_over():
     nn.DistributedGradReducer.__init__ = make
     for kind in ops.AllReduce, ops.ReduceScatter:
         after(kind, "__init__", keep_apart)
+    for name in "nn.optim.optimizer", "nn.optim.thor", "experimental.optim.optimizer":
+        module = sys.modules.get(f"mindspore.{name}")
+        if isinstance(getattr(module, "op_add", None), ops.AddN):
+            module.op_add = add
+            add.__module__ = module.__name__  # where graphs look for what it uses, which is nothing
 
 
 def keep_apart(collective):
@@ -79,6 +84,13 @@ def keep_apart(collective):
     nn.LSTM: it adds the weight decay of the first before the sum, and the second gets a sum for a mean.
     """
     collective.add_prim_attr("side_effect_hidden", True)
+
+
+def add(pair):
+    """Of a gradient and its weight decay, in place of AddN: of AddN((AllReduce(x) * y, z)) MindSpore makes
+    AllReduce(x + z) * y, which is right only where y is 1 / N, and not where a Tensor unscales gradients, too.
+    """
+    return pair[0] + pair[1]
 
 
 def after(kind, method, do):
