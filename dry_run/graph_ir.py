@@ -32,6 +32,7 @@ NO_GRADIENT = re.compile("StopGradient|UpdateState|Arg[mM](ax|in)(Ext)?|((Not)?E
                          "(Zeros|Ones)Like[A-Za-z]*|Shape|Sign|Floor|Ceil|Round")
 MIXES = re.compile(r"(Batch)?MatMul\w*|Dense|Conv\w*|Gather\w*|Embedding\w*")  # a slice with what others hold
 MENTIONED = re.compile(r"(?<!\$\()@([^\s(),:\]]+)")  # $(@graph:value) is a value of a graph around this one
+PLANNED_SUM = re.compile(r" = AllReduce\((%\d+)\) \{instance name: (\w+).* group_rank_ids: \(([\d, ]*)\)")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
 
@@ -306,6 +307,36 @@ def outside(planned, cut):
                     place := SOURCE.search(line)) and "-packages/" not in place[1] and not re.search(
                         r"/\s*(async )?def ", line)), ""))
     return found
+
+
+def moved_into_sums(text):
+    """Where MindSpore has made AllReduce(x + z) * y of AddN((AllReduce(x) * y, z)), and y is not 1 / N: by a pass meant
+    for the mean of a gradient and its weight decay. What it makes is in the scope of AddN, a planned sum in that of the
+    operator which it is for.
+
+    Returns:
+        "file:line" of scripts, a set; "" in it: MindSpore does not say where.
+    """
+    found = set()
+    for subgraph in text.split("\nsubgraph @")[1:] if "AddN(" in text else ():
+        nodes, moved, lines = {}, {}, {}  # by number; of a sum: how many ranks, and its line; by its name: its line
+        for node in NEXT_NODE.split(subgraph)[1:]:
+            head, _, comments = node.partition("\n      : ")
+            number, scope = head.partition("(")[0].strip(), re.search(r"with scope: \((.*)/", comments)
+            line = user_line(comments.splitlines())
+            nodes[number] = head, scope and scope[1], line
+            if planned := PLANNED_SUM.search(head):
+                inside, its_scope, its_line = nodes.get(planned[1], ("", "", ""))
+                its_line = lines.setdefault(planned[2], its_line)
+                if " = PrimFunc_AddN(" in inside and its_scope == nodes[number][1]:
+                    moved[number] = planned[3].count(",") + 1, line or its_line
+            product = re.search(r" = PrimFunc_Mul\((.*?)\) (?:primitive|cnode)_", head)
+            pair = split_top(product[1]) if product else []
+            for factor, other in zip(pair, pair[::-1]):
+                value = re.fullmatch(r"Tensor\(shape=\[\], dtype=\w+, value=(.*)\)", other)
+                if factor in moved and not (value and abs(float(value[1]) * moved[factor][0] - 1) < 1e-3):
+                    found.add(moved[factor][1])
+    return found - {""} or found
 
 
 def is_returned(nodes, node):

@@ -46,6 +46,9 @@ SLICES_NORMS = ("in this plan {} takes norms or means of each rank's own slices 
                 "the whole ones: other steps than one process takes. Take another optimizer, or cut none of them")
 SHARED_NORMS = ("ops.clip_by_global_norm counts the gradient of {} once for each pipeline stage that uses it: give "
                 "each stage a parameter of its own, or clip by value")
+MOVED = ("MindSpore makes AllReduce(x + z) * y of AllReduce(x) * y + z{}, which is right only where y is 1 / N: the "
+         "gradients of s * s, where s is added up over ranks, are wrong (write ops.square(s)), and so is the weight "
+         "decay where gradients are multiplied, as by 1 / scale (divide them, or give sens and loss_scale)")
 OTHER_STAGE = ("this pipeline stage uses {} of another stage outside of all cells that have a stage: MindSpore "
                "neither sends it nor adds up its gradient, so that a penalty does nothing. Put what uses it into a "
                "cell of its own, with the pipeline_stage of the last")
@@ -184,8 +187,8 @@ def notes_of(obj, text, planned, layouts):
         notes += [SLICED_STAGE.format(name) for name in sliced[:1] if resumes]
         evaluates = "(Gradients/" not in text and "= Send(" in text
         notes += [LAST_STAGE] * (evaluates and _get_global_rank() == 0)
-    if places := graph_ir.outside(planned, slices):
-        notes.append(OUTSIDE.format(f" ({', '.join(sorted(places))})" * ("" not in places)))
+    notes += [sentence.format(f" ({', '.join(sorted(places))})" * ("" not in places)) for sentence, places in (
+        (MOVED, graph_ir.moved_into_sums(text)), (OUTSIDE, graph_ir.outside(planned, slices))) if places]
     if graph_ir.by_inputs(planned):
         notes.append(BY_INPUTS)
     lost, cells = graph_ir.unreduced(planned, {name for name, layout in layouts.items() if held_alike(layout)})

@@ -367,6 +367,19 @@ def test_a_norm_of_each_ranks_own_slices_is_told(tmp_path):
     assert abs(found["added"][-1] - found["at_once"][-1]) > 1e-3, "the note is right"
 
 
+def test_what_mindspore_moves_into_sums_is_told(tmp_path):
+    cases = "squares", "square", "tensor"
+    alone = succeeded(forks.run(SCRIPTS / "moved.py", *cases, cwd=tmp_path)).output
+    done = succeeded(compute(2, SCRIPTS / "moved.py", *cases, cwd=tmp_path)).output
+    for case in cases:
+        expected, = re.findall(rf"(?m)^{case}: (\S+)$", alone)
+        found = {abs(float(one) - float(expected)) < 1e-3 for one in re.findall(rf"(?m)^{case}: (\S+)$", done)}
+        assert found == {case == "square"}, "and what is told is true"
+    lines = ["", *(SCRIPTS / "moved.py").read_text().splitlines()]
+    told = re.findall(r"AllReduce\(x\) \* y \+ z(?: \(\S+moved\.py:(\d+)\))?, which is right only", done)
+    assert [lines[int(line or 0)].strip() for line in told] == ["", "return self.optimizer(self.map(unscale, gradients))"]
+
+
 def test_what_is_computed_on_slices_alone_is_told(tmp_path):
     # 2.7 and 2.8 add up an index, and then refuse it.
     index = [] if version("mindspore").startswith(("2.7.", "2.8.")) else ["index"]
