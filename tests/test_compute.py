@@ -377,7 +377,8 @@ def test_what_mindspore_moves_into_sums_is_told(tmp_path):
         assert found == {case == "square"}, "and what is told is true"
     lines = ["", *(SCRIPTS / "moved.py").read_text().splitlines()]
     told = re.findall(r"AllReduce\(x\) \* y \+ z(?: \(\S+moved\.py:(\d+)\))?, which is right only", done)
-    assert [lines[int(line or 0)].strip() for line in told] == ["", "return self.optimizer(self.map(unscale, gradients))"]
+    assert [lines[int(line or 0)].strip() for line in told] == [
+        "", "return self.optimizer(self.map(unscale, gradients))"]
 
 
 def test_what_is_computed_on_slices_alone_is_told(tmp_path):

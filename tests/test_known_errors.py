@@ -209,6 +209,7 @@ BLOCKED = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
      "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>", None),
     ("urllib.error.URLError: <urlopen error [Errno 101] Network is unreachable>", None),
     ("OSError: [Errno 98] Address already in use", None),
+    ("OSError: [Errno 98] Address already in use (while attempting to bind on address ('127.0.0.1', 8080))", None),
     ("[ERROR] Failed to call bind: Address already in use\nRuntimeError: Failed to init", "port-in-use"),
     ("KeyError: 'rates'\nConnectionRefusedError: [Errno 111] Connection refused", "rank-gone"),
     ("ModuleNotFoundError: No module named 'curves'", "module-missing"),

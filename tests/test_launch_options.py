@@ -502,6 +502,28 @@ def test_logs_that_mpirun_could_not_write_whole_are_named(script):
         assert "logs are whole" not in result.output
 
 
+def test_a_log_that_the_end_of_the_job_cuts_off_is_no_matter_of_the_disk(script):
+    """mpirun is ended when one rank has failed, and may not have written yet what another one's last words were."""
+    script.write_text("import os, time\nbegan = time.time()\n"
+                      "time.sleep(2 - began % 2 + 0.1 * int(os.environ['RANKS_RANK']))\n"
+                      "print('y' * 300)\nraise ValueError('x' * 200)\n")
+    result = launch(script)
+    assert result.code == 1
+    assert "quota" not in result.output
+    missing = re.findall(r"lines are missing in .*stdout: (.*)", result.output)
+    assert missing in ([], ["mpirun was ended before it had written them"])
+
+
+def test_losses_in_one_line_and_as_numpy_and_torch_write_them(script):
+    script.write_text("for step in range(5):\n"
+                      "    print(f'\\repoch: 1 step: {step + 1}, loss is {2.5 - step / 2}', end='')\nprint()\n")
+    assert "rank 0: loss 2.5 -> 0.5 (" in launch(script, ranks=1).output
+    for last, shown in (("NaN", "nan"), ("1.e-05", "1.e-05")):
+        script.write_text(f"for loss in ('1.5', '{last}'):\n    print('step: 1, loss is', loss)\n")
+        result = launch(script, ranks=1)
+        assert f"rank 0: loss 1.5 -> {shown} (" in result.output, result.output
+
+
 def test_a_log_that_ulimit_cuts_off_is_named(script):
     script.write_text("import os\nif os.environ['RANKS_RANK'] == '0':\n    for _ in range(1024 * 11):\n"
                       "        print('y' * 1023)\n")

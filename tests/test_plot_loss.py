@@ -1,5 +1,6 @@
 """The plot of losses: which logs it finds, what it reads from them, and that a picture comes out."""
 
+import os
 import re
 import sys
 
@@ -20,6 +21,7 @@ def write(folder, name, text):
 @pytest.mark.parametrize("names", [
     [f"log_output/1/rank.{rank}/stdout" for rank in range(3)],
     [f"log_msrun/worker_{rank}.log" for rank in range(12)],
+    [f"log_output/worker_{rank}.log" for rank in range(12)],
     [f"log_msrun_{rank // 6}/worker_{rank}.log" for rank in range(12)],
     [f"device{rank}/train.log{rank}" for rank in range(12)],
     [f"device_{rank}/train{rank}.log" for rank in range(8, 12)],
@@ -37,6 +39,15 @@ def test_a_launchers_logs_are_found_in_the_order_of_the_ranks(names, tmp_path):
     (tmp_path / first).rename(itself)
     there = [name for name in names if name.startswith(f"{first}/")]
     assert [len(points) for points in plot_loss.read_run(itself)[0].values()] == [1] * len(there)
+
+
+def test_of_two_launchers_logs_in_a_folder_the_last_are_drawn(tmp_path):
+    names = "log_output/1/rank.0/stdout", "log_msrun/worker_0.log"
+    for last in names:
+        for name in names:
+            write(tmp_path, name, f"epoch: 1 step: 1, loss is {1 + (name == last)}\n")
+            os.utime(tmp_path / name, (1000 + (name == last),) * 2)
+        assert plot_loss.read_run(tmp_path)[0] == {"all ranks": [(1, 1, 2.0)]}
 
 
 def test_what_is_read_from_lines(tmp_path):

@@ -18,7 +18,7 @@ BY_SIGNAL = {128 + number: name for name, number in (("SIGHUP", 1), ("SIGINT", 2
 
 def prepare(args):
     """Before the start: ValueError if the file cannot be written; from now on a signal is noted in it, too."""
-    args.began = time.time()
+    args.began, args.started = time.time(), time.monotonic()  # somebody may set the clock
     if not args.report:
         return
     try:
@@ -63,8 +63,8 @@ def finish(args, code, say):
     """Say that the time was up, if it was, and write the file; returns the exit code."""
     args.timed_out &= code != 0  # a job that ended well just then has ended well
     if args.timed_out:
-        say(f"{args.name}: ended after {time.time() - args.began:.0f} s, the --time-limit; exit code {TIMED_OUT}",
-            sys.stderr)
+        say(f"{args.name}: ended after {time.monotonic() - args.started:.0f} s, the --time-limit; exit code "
+            f"{TIMED_OUT}", sys.stderr)
         code = TIMED_OUT
     if args.report:
         draft = partly(os.path.realpath(args.report))
@@ -115,7 +115,7 @@ def content(args, code):
         "ended_by": ended_by,
         "first_failure": next(iter(args.failures), None),
         "failures": args.failures,  # of each start
-        "seconds": round(time.time() - args.began, 2),
+        "seconds": round(time.monotonic() - args.started, 2),
         "began": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(args.began)),
         "restarts": max(0, len(args.jobs) - 1),
         "last_loss": next((rank["last_loss"] for rank in sorted(ranks, key=knows_no_loss)

@@ -718,8 +718,9 @@ class Job:
         rank["count"] += 1
         line = re.sub(r"(?<=loss is )\d+\.\d{6,}", lambda loss: f"{float(loss[0]):.5g}", line)  # the log has all digits
         MOVING.read(rank["rank"], line)
-        if found := re.search(rf"loss is {progress.NUMBER}", line):
-            rank["losses"] = [*rank["losses"][:1], found.group(1)]
+        if found := re.findall(rf"loss is {progress.NUMBER}", line, re.IGNORECASE):  # a bar in one line has many
+            first, *more = [*rank["losses"][:1], *map(str.lower, found)]
+            rank["losses"] = [first, *more[-1:]]
         rank["accuracy"] = line if line.startswith("accuracy:") else rank["accuracy"]
         if self.args.show == "all" or rank["rank"] in self.args.show:
             say(f"{time.strftime('%T ') if self.args.timestamps else ''}[rank {rank['rank']}] {line}")
@@ -983,7 +984,7 @@ def text_of(log):
     return ""
 
 
-def cut_logs(args):
+def cut_logs(args, code):
     """The logs that mpirun has not written whole, of which it says nothing. Of those on other machines nobody knows the
     size. Returns what to say of each, and why.
     """
@@ -996,8 +997,8 @@ def cut_logs(args):
             elif os.path.getsize(log) < rank.get("wrote", 0):
                 cut += [f"are missing in {from_start(args, log)}"]
                 if not linux.is_full(log):
-                    why = ("mpirun could not write them; was the disk full for a while, or is there a quota or ulimit "
-                           "-f?")
+                    why = ("mpirun was ended before it had written them" if code else "mpirun could not write them; "
+                           "was the disk full for a while, or is there a quota or ulimit -f?")
     return cut, why
 
 
@@ -1118,7 +1119,7 @@ def main(argv):
         code = ended.code if isinstance(ended.code, int) else 1
         if code != ended.code:
             say(ended.code, sys.stderr)
-    cut, why = cut_logs(args)
+    cut, why = cut_logs(args, code)
     if SPEECH.full:
         say(f"{args.name}: lines are missing: where this output goes, the disk is full"
             + ("" if cut else "; the ranks' logs are whole"), sys.stderr)

@@ -4,6 +4,7 @@ Each function raises ValueError with one sentence for what cannot work. This fil
 """
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -113,8 +114,9 @@ def look_at_loopback():
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=5).close()
     except OSError as error:
-        raise ValueError(f"127.0.0.1 cannot be reached ({error.strerror or error}), and the ranks talk over it; as "
-                         "root: ip link set lo up") from None
+        remedy = "ip addr add 127.0.0.1/8 dev lo" if error.errno == errno.EADDRNOTAVAIL else "ip link set lo up"
+        raise ValueError(f"127.0.0.1 cannot be reached ({os.strerror(error.errno) if error.errno else error}), and the "
+                         f"ranks talk over it; as root: {remedy}") from None
 
 
 def look_at_name():

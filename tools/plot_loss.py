@@ -29,7 +29,8 @@ CHINESE = ("Noto Sans CJK SC", "Source Han Sans SC", "WenQuanYi Micro Hei", "Wen
 INSTALLED = {font.name for font in font_manager.fontManager.ttflist}
 matplotlib.rcParams["font.family"] = ["DejaVu Sans", *(font for font in CHINESE if font in INSTALLED)]
 
-RANK_LOGS = ("log_output/1/rank.*/stdout", "log_msrun/worker_*.log", "log_msrun_[0-9]*/worker_*.log",
+RANK_LOGS = ("log_output/1/rank.*/stdout", "log_output/worker_*.log", "log_msrun/worker_*.log",
+             "log_msrun_[0-9]*/worker_*.log",
              "device[0-9]*/train.log[0-9]*", "device_[0-9]*/train[0-9]*.log",
              "device/log_output/1/rank.*/stdout", "device/log_msrun/worker_*.log",
              "1/rank.*/stdout", "worker_*.log", "train.log[0-9]*", "train[0-9]*.log")  # a folder of logs itself
@@ -46,15 +47,17 @@ class PlotError(Exception):
 
 
 def find_logs(path):
-    """The logs of a run: [path] for a file; for a folder its ranks' logs in the order of the ranks, or a joint log."""
+    """The logs of a run: [path] for a file; for a folder its ranks' logs in the order of the ranks, or a joint log. Of
+    several runs, by several launchers, the last.
+    """
     if not path.exists():
         raise PlotError(f"{path} does not exist (looked from {Path.cwd()})")
     if not path.is_dir():  # it may be a pipe
         return [path]
-    for pattern in RANK_LOGS:
-        found = list(path.glob(pattern))
-        if found:
-            return sorted(found, key=lambda log: [int(part) for part in re.findall(r"\d+", str(log.relative_to(path)))])
+    found = [logs for logs in (list(path.glob(pattern)) for pattern in RANK_LOGS) if logs]
+    if found:
+        last = max(found, key=lambda logs: max(log.stat().st_mtime for log in logs))
+        return sorted(last, key=lambda log: [int(part) for part in re.findall(r"\d+", str(log.relative_to(path)))])
     for name in JOINT_LOGS:
         if (path / name).is_file():
             return [path / name]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import speech
 
-NUMBER = r"([-+]?(?:\d+(?:\.\d+)?(?:e[-+]?\d+)?|nan\b|inf\b))"  # also where a full stop follows
-LINE = re.compile(rf"(?:epoch: (\d{{1,18}})(,?) )?step: (\d{{1,18}}), loss is {NUMBER}")
+NUMBER = r"([-+]?(?:\d+(?:\.\d+|\.(?=e))?(?:e[-+]?\d+)?|nan\b|inf\b))"  # also where a full stop follows
+LINE = re.compile(rf"(?:epoch: (\d{{1,18}})(,?) )?step: (\d{{1,18}}), loss is {NUMBER}", re.IGNORECASE)
 
 
 def option(name, options, text):
@@ -66,13 +66,14 @@ class Progress:
                 self.steps = None
 
     def read(self, rank, line, now=None):
-        """Take in a line of a rank; the first of all ranks is the one whose steps count."""
-        found = LINE.search(line)
-        if not found:
-            return
-        self.losses[rank] = found[4]
-        if rank != min(self.losses):
-            return
+        """Take in a line of a rank, which may have carriage returns; the first rank is the one whose steps count."""
+        for found in LINE.finditer(line):
+            self.losses[rank] = found[4]
+            if rank == min(self.losses):
+                self.move(found, now)
+
+    def move(self, found, now):
+        """Go on to what LINE has found."""
         counts_from_1 = found[1] is not None and not found[2]  # "epoch: 1 step: 1", as LossMonitor writes
         epoch, step = int(found[1] or 0) - counts_from_1, int(found[3]) - counts_from_1 + 1
         if self.epoch is None:
