@@ -292,7 +292,7 @@ def test_a_report_never_takes_the_place_of_what_is_no_file(script):
 
 def test_a_report_that_has_no_room_leaves_nothing(script, monkeypatch):
     args = options.parse(["--lesson", str(script.parent), "-n", "2", "--report", str(script.parent / "r"), str(script)])
-    args.began, said = 0, []
+    args.began, args.started, said = 0, 0, []
 
     def no_room(_):
         assert list(script.parent.glob(".r.*"))
@@ -301,6 +301,15 @@ def test_a_report_that_has_no_room_leaves_nothing(script, monkeypatch):
     assert job_report.finish(args, 3, lambda line, to: said.append(line)) == 3
     assert said == [f"ranks.py: the report {args.report} could not be written: No space left on device"]
     assert not list(script.parent.glob("*r.*[0-9]"))
+
+
+def test_a_clock_that_is_set_meanwhile_changes_no_duration(script, monkeypatch):
+    args, now, said = options.parse(["--lesson", str(script.parent), "-n", "2", str(script)]), time.time(), []
+    job_report.prepare(args)
+    monkeypatch.setattr(time, "time", lambda: now + 7200)
+    args.timed_out = True
+    assert job_report.finish(args, 3, lambda line, to: said.append(line)) == 124
+    assert said == ["ranks.py: ended after 0 s, the --time-limit; exit code 124"]
 
 
 def test_restarts_are_counted(script):
