@@ -122,6 +122,24 @@ unscaled(ms.Tensor(data(rank, "float32", 5)))
 right = [np.allclose(parameter.asnumpy(), number - 0.1 * (mean + 0.5 * number), atol=1e-5)
          for number, parameter in enumerate(pair.trainable_params(), 1)]
 print(f"decay of unscaled gradients: {'right' if all(right) else 'WRONG'}", flush=True)
+
+
+class Gate(nn.Cell):
+    """A sum over ranks times a weight that is used elsewhere, too, whose gradient there MindSpore would add up, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.all_reduce = ms.Parameter(ms.Tensor([1.0, 2.0]), name="weight"), ops.AllReduce()
+
+    def construct(self, rows):
+        return (rows + self.weight).square().mean() + (self.all_reduce(rows.sum(0)) * self.weight).sum()
+
+
+gate, rows = Gate(), [data(member, "float32", 8).reshape(4, 2) for member in world]
+nn.TrainOneStepCell(gate, nn.SGD(gate.trainable_params(), 0.1))(ms.Tensor(rows[rank]))
+gradient = np.mean([2 * (one + [1, 2]).sum(0) / 8 for one in rows], 0) + np.sum(rows, (0, 1))
+right = np.allclose(gate.weight.asnumpy(), [1, 2] - 0.1 * gradient, rtol=1e-4)
+print(f"gradient beside a sum: {'right' if right else 'WRONG'}", flush=True)
 library = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "mpi_allreduce" in line]
 print(f"sums by MPI: {ctypes.CDLL(library.pop()).sums() if library else 'none'}", flush=True)
 if "--no-leave" not in sys.argv:

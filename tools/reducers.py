@@ -17,6 +17,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
+from mindspore.ops import functional
+from mindspore.ops import operations as P  # noqa: N812  # as MindSpore's own modules call it
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
 OPTIMIZERS = weakref.WeakSet()  # those that scripts have made, and still hold
@@ -71,11 +73,12 @@ def take_over():
     nn.DistributedGradReducer.__init__ = make
     for kind in ops.AllReduce, ops.ReduceScatter:
         after(kind, "__init__", keep_apart)
+    after(ops.AllReduce, "__init__", keep_out)
+    addn.__module__ = functional.__name__  # where graphs look for P
     for name in "nn.optim.optimizer", "nn.optim.thor", "experimental.optim.optimizer":
         module = sys.modules.get(f"mindspore.{name}")
         if isinstance(getattr(module, "op_add", None), ops.AddN):
-            module.op_add = add
-            add.__module__ = module.__name__  # where graphs look for what it uses, which is nothing
+            module.op_add = addn
 
 
 def keep_apart(collective):
@@ -86,11 +89,18 @@ def keep_apart(collective):
     collective.add_prim_attr("side_effect_hidden", True)
 
 
-def add(pair):
-    """Of a gradient and its weight decay, in place of AddN: of AddN((AllReduce(x) * y, z)) MindSpore makes
-    AllReduce(x + z) * y, which is right only where y is 1 / N, and not where a Tensor unscales gradients, too.
+def keep_out(_):
+    """Have two tensors added by Add where MindSpore takes AddN, as for two gradients of one value: of
+    AddN((AllReduce(x) * y, z)) it makes AllReduce(x + z) * y, which is right for a weight decay only, and only where y
+    is 1 / N. A planned mode is left as it is; there dry_run/ tells of it.
     """
-    return pair[0] + pair[1]
+    if auto_parallel_context().get_parallel_mode() not in ("semi_auto_parallel", "auto_parallel"):
+        functional.addn = ops.addn = addn
+
+
+def addn(values):
+    """The sum of some tensors."""
+    return values[0] + values[1] if len(values) == 2 else P.AddN()(values)
 
 
 def after(kind, method, do):
