@@ -14,11 +14,10 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, bfloat16, float16, float32, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.ops import functional
-from mindspore.ops import operations as P  # noqa: N812  # as MindSpore's own modules call it
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
 OPTIMIZERS = weakref.WeakSet()  # those that scripts have made, and still hold
@@ -74,11 +73,10 @@ def take_over():
     for kind in ops.AllReduce, ops.ReduceScatter:
         after(kind, "__init__", keep_apart)
     after(ops.AllReduce, "__init__", keep_out)
-    addn.__module__ = functional.__name__  # where graphs look for P
     for name in "nn.optim.optimizer", "nn.optim.thor", "experimental.optim.optimizer":
         module = sys.modules.get(f"mindspore.{name}")
         if isinstance(getattr(module, "op_add", None), ops.AddN):
-            module.op_add = addn
+            module.op_add = ADDN
 
 
 def keep_apart(collective):
@@ -95,12 +93,19 @@ def keep_out(_):
     is 1 / N. A planned mode is left as it is; there dry_run/ tells of it.
     """
     if auto_parallel_context().get_parallel_mode() not in ("semi_auto_parallel", "auto_parallel"):
-        functional.addn = ops.addn = addn
+        functional.addn = ops.addn = ADDN
 
 
-def addn(values):
-    """The sum of some tensors."""
-    return values[0] + values[1] if len(values) == 2 else P.AddN()(values)
+def make_addn(plain, kinds):
+    """Returns a function: the sum of some tensors; as ever but for two of these kinds."""
+    def addn(values):
+        return values[0] + values[1] if len(values) == 2 and values[0].dtype in kinds else plain(values)
+
+    addn.__module__ = functional.__name__  # this file is no module in which graphs could look for names
+    return addn
+
+
+ADDN = make_addn(ops.AddN(), (float16, float32, bfloat16))
 
 
 def after(kind, method, do):
