@@ -33,6 +33,7 @@ NO_GRADIENT = re.compile("StopGradient|UpdateState|Arg[mM](ax|in)(Ext)?|((Not)?E
 MIXES = re.compile(r"(Batch)?MatMul\w*|Dense|Conv\w*|Gather\w*|Embedding\w*")  # a slice with what others hold
 MENTIONED = re.compile(r"(?<!\$\()@([^\s(),:\]]+)")  # $(@graph:value) is a value of a graph around this one
 PLANNED_SUM = re.compile(r" = AllReduce\((%\d+)\) \{instance name: (\w+).* group_rank_ids: \(([\d, ]*)\)")
+SCOPE = re.compile(r"Fullname with scope: \((.*)/")
 SOURCE = re.compile(r"# In file (.+?):(\d+)[~,]")
 
 
@@ -321,16 +322,15 @@ def moved_into_sums(text):
     for subgraph in text.split("\nsubgraph @")[1:] if "AddN(" in text else ():
         nodes, moved, lines = {}, {}, {}  # by number; of a sum: how many ranks, and its line; by its name: its line
         for node in NEXT_NODE.split(subgraph)[1:]:
-            head, _, comments = node.partition("\n      : ")
-            number, scope = head.partition("(")[0].strip(), re.search(r"with scope: \((.*)/", comments)
-            line = user_line(comments.splitlines())
-            nodes[number] = head, scope and scope[1], line
+            head = node.partition("\n      : ")[0]
+            number = head.partition("(")[0].strip()
+            nodes[number] = node
             if planned := PLANNED_SUM.search(head):
-                inside, its_scope, its_line = nodes.get(planned[1], ("", "", ""))
-                its_line = lines.setdefault(planned[2], its_line)
-                if " = PrimFunc_AddN(" in inside and its_scope == nodes[number][1]:
-                    moved[number] = planned[3].count(",") + 1, line or its_line
-            product = re.search(r" = PrimFunc_Mul\((.*?)\) (?:primitive|cnode)_", head)
+                inside = nodes.get(planned[1], "")
+                its_line = lines.setdefault(planned[2], user_line(inside.splitlines()))
+                if " = PrimFunc_AddN(" in inside and SCOPE.findall(inside) == SCOPE.findall(node):
+                    moved[number] = planned[3].count(",") + 1, user_line(node.splitlines()) or its_line
+            product = moved and re.search(r" = PrimFunc_Mul\((.*?)\) (?:primitive|cnode)_", head)
             pair = split_top(product[1]) if product else []
             for factor, other in zip(pair, pair[::-1]):
                 value = re.fullmatch(r"Tensor\(shape=\[\], dtype=\w+, value=(.*)\)", other)

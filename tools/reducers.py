@@ -90,18 +90,20 @@ def keep_apart(collective):
 def keep_out(_):
     """Have two tensors added by Add where MindSpore takes AddN, as for two gradients of one value: of
     AddN((AllReduce(x) * y, z)) it makes AllReduce(x + z) * y, which is right for a weight decay only, and only where y
-    is 1 / N. A planned mode is left as it is; there dry_run/ tells of it.
+    is 1 / N. Autodiff in a planned mode is left as it is; there dry_run/ tells of it.
     """
     if auto_parallel_context().get_parallel_mode() not in ("semi_auto_parallel", "auto_parallel"):
         functional.addn = ops.addn = ADDN
 
 
 def make_addn(plain, kinds):
-    """Returns a function: the sum of some tensors; as ever but for two of these kinds."""
+    """Returns a function, for graphs, too, which look for names here in its closure only: the sum of some tensors, as
+    ever but for two of these kinds.
+    """
     def addn(values):
         return values[0] + values[1] if len(values) == 2 and values[0].dtype in kinds else plain(values)
 
-    addn.__module__ = functional.__name__  # this file is no module in which graphs could look for names
+    addn.__module__ = functional.__name__  # they want one that can be imported, and this file is none
     return addn
 
 
