@@ -523,6 +523,10 @@ def test_an_environment_is_made_once_and_made_again_where_it_is_of_no_use(tmp_pa
         assert "Setting up" not in result.output
     assert users.exists()
 
+    moved.rename(tree)  # the one that is made again is active
+    active = (f"PATH={tree / '.venv/bin'}:{os.environ['PATH']}", "PYTHON=python3")
+    assert [is_made(tree, *active), is_made(tree, *active)] == [True, False]
+
 
 def test_mpirun_knows_one_address_of_the_loopback_only():
     assert [check_hosts.is_here(host) for host in ("localhost", "127.0.0.1", "127.0.0.2")] == [True, True, False]
