@@ -332,6 +332,7 @@ class Job:
         self.reason = self.guess = None  # why the job was ended; guess: unless there is a better answer
         self.hint = ""  # to a reason
         self.next_look = self.missing = 0  # of left_behind(): when, and how often in a row no scheduler was there
+        self.looked, self.said_to_fail = 0, None  # of daemon_failed(): when, and what was there
         self.ending = False  # are the ranks to end, those included that have not come yet?
         self.turn = ""  # what take_turns() has taken
         self.folders = {}  # of the logs, open: a later run in the same folder may move them aside
@@ -458,8 +459,8 @@ class Job:
                 return 128 + signal.SIGTERM, None
             if self.outlived():
                 return 0, None
-            if self.scheduler_failed():
-                return self.scheduler["code"], None
+            if self.scheduler_failed() or self.daemon_failed():
+                return self.scheduler["code"] if self.scheduler else 1, None
             if self.stalled() and self.args.on_stall == "end":
                 self.reason = "ended because no rank gets on (--on-stall end)"
                 return options.STALLED, None
@@ -663,6 +664,15 @@ class Job:
         say(f"{self.args.name}: warning: all ranks ended well {seconds:.0f} s ago, but mpirun does not end; the last "
             f"lines may be missing in {from_start(self.args, self.place(self.args.logs))}", sys.stderr)
         return True
+
+    def daemon_failed(self):
+        """Has one of mpirun's said, 5 s ago, that it cannot start its ranks? mpirun ends then, but not always."""
+        now = time.monotonic()
+        if self.args.launcher != "mpirun" or len(self.ranks) == self.args.n or now < self.looked + 5:
+            return False
+        self.looked, before = now, self.said_to_fail
+        self.said_to_fail = re.search(r"ORTE_ERROR_LOG: .*/odls_\w+\.c", text_of(self.log))
+        return bool(before)
 
     def scheduler_failed(self):
         """msrun's, 5 s ago: no rank has failed since, and ranks on CPU wait for it; self.reason says so. Once they have
