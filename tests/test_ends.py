@@ -362,6 +362,24 @@ def test_a_rank_that_is_stopped_when_term_comes_is_named(tmp_path):
             in result.output)
 
 
+def test_a_rank_that_fails_between_term_and_its_save_is_named(tmp_path):
+    with start(tmp_path, TESTS, 2, "--with", "table", "--report", "r.json", "--restarts", 2,
+               "--", "--ckpt-dir", "ck") as job:
+        job.wait_for(r"(?s)ready.*ready")
+        os.kill(job.process.pid, signal.SIGTERM)
+        job.wait_for("TERM: the ranks end their step")
+        os.kill(job.rank_process(1), signal.SIGKILL)
+        result = job.finish()
+    assert result.code == 143
+    assert "rank 1 has failed before all had saved\n" in result.output
+    assert re.search(r"rank 1 failed, exit code 137\. The end of device1/train\.log1:\n(.*\n)?.*ready\n.*hint: it was "
+                     "killed", result.output)
+    assert result.output.count("all ranks have saved epoch 1, step 1; --resume goes on there") == 1
+    assert "restart 1" not in result.output
+    failure, = json.loads((tmp_path / "r.json").read_text())["failures"]
+    assert (failure["rank"], failure["exit_code"]) == (1, 137)
+
+
 def test_what_ranks_save_while_they_are_ended_is_told(tmp_path):
     script = TESTS.replace("print('ready'", """
 def save(*_):
@@ -792,6 +810,14 @@ def test_restarts_with_every_launcher(options, tmp_path):
     assert result.output.count("restart 1 of 1") == 1
     assert len(set(re.findall(r"rank (\d) --resume=if-saved", result.output))) == 4
     assert not result.left_over
+
+
+def test_a_restart_that_is_not_made_is_told(tmp_path):
+    with start(tmp_path, "import sys; sys.exit(2)", 2, "--with", "table", "--restarts", 1, "--", "--ckpt-dir",
+               "ck") as job:
+        result = job.finish()
+    assert result.code == 2 and "no restart: exit code 2 is for bad input, which stays bad" in result.output
+    assert "restart 1" not in result.output
 
 
 def two_servers(folder, count=2, restarts=1):

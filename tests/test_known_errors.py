@@ -426,15 +426,16 @@ def test_a_folder_on_the_path_that_hides_mindspore(tmp_path):
     check_hint("module-hidden", result.output)
 
 
-@pytest.mark.parametrize("name", ["orte_default_hostfile", "rmaps_base_mapping_policy", "plm"])
+@pytest.mark.parametrize("name", ["OMPI_MCA_orte_default_hostfile", "OMPI_MCA_rmaps_base_mapping_policy",
+                                  "OMPI_MCA_plm", "PMIX_MCA_psec", "PMIX_MCA_ptl"])
 def test_a_setting_of_open_mpi_with_which_no_rank_is_started(name, tmp_path):
-    (tmp_path / "script.py").write_text("print('here')\n")
-    value = str(tmp_path) if "file" in name else "ppr:1:node"
-    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 2, "script.py", cwd=tmp_path,
-                      env={f"OMPI_MCA_{name}": value, "DEVICE_TARGET": "CPU"})
+    (tmp_path / "script.py").write_text("import ranks\nranks.join()\n")
+    value = str(tmp_path) if "file" in name else "usock" if "ptl" in name else "ppr:1:node"
+    result = jobs.run(jobs.PYTHON, jobs.REPO / "own_model/ranks.py", "-n", 2, "script.py", cwd=tmp_path, env={
+        name: value, "DEVICE_TARGET": "CPU", "PYTHONPATH": str(jobs.REPO / "own_model")})
     assert result.code, result.output
-    assert ("hint: no rank was started, and variables here change what mpirun does: unset "
-            f"OMPI_MCA_{name}\n") in result.output
+    what = "MPI was not" if "ptl" in name else "no rank was"
+    assert f"hint: {what} started, and variables here change what mpirun does: unset {name}\n" in result.output
 
 
 def test_a_number_of_ranks_for_which_mindspore_has_no_plan(cifar10, tmp_path):

@@ -83,10 +83,10 @@ def probe(wanted):
     import importlib.metadata  # takes as long as all other imports of a launcher's start
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["MindSpore"] = importlib.metadata.version("mindspore")
-    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, TypeError):
         said = subprocess.run([wanted["mpirun"], "--version"], capture_output=True, text=True,
                               timeout=8, check=True).stdout
-        found["Open MPI"] = said.split()[3]
+        found["Open MPI"] = re.search(r"\(Open MPI\) (\S+)", said)[1]  # UCX may say something before
     return {**found, **probe_network(wanted)}
 
 
@@ -455,8 +455,8 @@ def print_table(rows):
 def check_all(hosts, ranks, scripts, data, interface, target=None):
     """Check the machines [(host, slots)]; print the table; exit with 2 if anything is wrong.
 
-    Returns (address, port, csh): where the scheduler of a job on CPU can listen, on the first machine; is the login
-    shell of the machines that ssh reaches a csh?
+    Returns (address, port, shells): where the scheduler of a job on CPU can listen, on the first machine; the names of
+    the login shells of the machines that ssh reaches.
     """
     port = os.getenv("MS_SCHED_PORT", "")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
@@ -501,8 +501,8 @@ def check_all(hosts, ranks, scripts, data, interface, target=None):
     print_table(rows)
     if faults + more:
         refuse(*faults, *more)
-    csh = any("csh" in answer["shell"] for (host, _), answer in zip(hosts, answers) if not is_here(host))
-    return (wanted["address"] if scheduler else answers[0]["address"]), answers[0]["port"], csh
+    shells = {answer["shell"] for (host, _), answer in zip(hosts, answers) if not is_here(host)}
+    return (wanted["address"] if scheduler else answers[0]["address"]), answers[0]["port"], shells
 
 
 def refuse(*sentences):

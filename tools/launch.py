@@ -456,7 +456,7 @@ class Job:
             self.look_at_the_clock()
             if self.stopped and (result := self.stopped.go_on()):
                 say(f"{self.args.name}: {result}")
-                return 128 + signal.SIGTERM, None
+                return 128 + signal.SIGTERM, self.stopped.failed
             if self.outlived():
                 return 0, None
             if self.scheduler_failed() or self.daemon_failed():
@@ -847,7 +847,7 @@ class Job:
         MOVING.stop()
         linux.release(self.turn)
         self.end_ranks()
-        kept = kept_by_all(self)  # still, where only some of them save once more
+        kept = kept_by_all(self) or getattr(self.stopped, "kept", "")  # still, where only some of them save once more
         rests = {key.data["rank"]["rank"]: key.data["rest"] for key in self.links()
                  if key.data["rank"] not in (None, self.scheduler)}
         self.files.close()
@@ -967,8 +967,9 @@ def report(args, job, code, failed):
     hint = known_errors.hint(log, code, lines)
     if code == 143 and (how := job.end_of_scheduler()):
         hint = f"MindSpore's scheduler{how}; MindSpore ends ranks that have lost it"
-    settings = [item[0] for item in sorted(os.environ.items()) if item[0].startswith("OMPI_MCA_")
+    settings = [item[0] for item in sorted(os.environ.items()) if re.match("(OMPI|PMIX)_MCA_", item[0])
                 and item not in limits.OWN_SETTINGS]
+    by_mpi = by_mpi or re.search("says that mpirun started this process, but none runs", "".join(lines))  # ranks.py's
     if args.launcher == "mpirun" and settings and by_mpi and not (job.ranks and hint):
         theirs = (f"{'MPI was not' if job.ranks else 'no rank was'} started, and variables here change what mpirun "
                   f"does: unset {' '.join(settings)}")
@@ -1053,6 +1054,13 @@ class Both:
         """write() leaves nothing unwritten."""
 
 
+def starts_again(args, code, attempt):
+    """Is another start to follow this one?"""
+    if code == 2 and attempt <= args.restarts:
+        say(f"{args.name}: no restart: exit code 2 is for bad input, which stays bad")
+    return code not in (0, 2) and attempt <= args.restarts
+
+
 def run(args):
     """Start the ranks, and again after a failure as long as restarts are left; returns the exit code."""
     options, args.signals = args.options, socket.socketpair()  # one for all jobs: what comes between two is not lost
@@ -1077,9 +1085,8 @@ def run(args):
             servers.tell(code=job_report.TIMED_OUT if args.timed_out and code else code, stopped=bool(job.stopped),
                          over=attempt > args.restarts)
         if job.stopped:
-            if job.reason:  # another server's
-                args.failures.append({"rank": None, "host": None, "exit_code": code, "why": job.reason})
-                say(f"{args.name}: {job.reason}", sys.stderr)
+            if job.reason or failed is not None:  # another server's, or a rank has not saved
+                report(args, job, code if failed is None else job.ranks[failed]["code"], failed)
             say_what_is_saved(args)
             return code
         if code and failed is None and job.ranks and all(rank["code"] == 0 for rank in job.ranks.values()):
@@ -1088,7 +1095,7 @@ def run(args):
                 f"all ranks ended with exit code 0, {args.launcher} with {code}, which they did not tell that they "
                 "end; end the script by ranks.leave(), or normally")
         report(args, job, code, failed)
-        if code in (0, 2) or attempt > args.restarts:  # 2 is bad input, which stays bad
+        if not starts_again(args, code, attempt):
             break
         # Where it is known that there will be none, the next Job says so.
         (servers and servers.done) or say(f"{args.name}: restart {attempt} of {args.restarts}")

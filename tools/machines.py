@@ -138,8 +138,8 @@ def prepare_mpirun(args, launch):
                                   "from another folder")
     check_script(args, launch)
     data = "".join(launch.before.values_of(args, "--data-path")[-1:]) or os.getenv("DATA_PATH")
-    address, port, csh = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
-                                               args.interface, args.target)
+    address, port, shells = check_hosts.check_all(args.machines, args.n, [folder, tools], data,
+                                                  args.interface, args.target)
     machine_of = [host for host, slots in args.machines for _ in range(slots)][:args.n]
     args.machine_of, args.place = machine_of, lambda rank: f" on {machine_of[rank]}"
     args.local = range(machine_of.count(machine_of[0]))
@@ -150,14 +150,14 @@ def prepare_mpirun(args, launch):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     if args.interface:
         os.environ.update(NCCL_SOCKET_IFNAME=args.interface, HCCL_SOCKET_IFNAME=args.interface)
-    args.command = mpirun_options(args, csh)
+    args.command = mpirun_options(args, shells)
     for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
         if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name):
             args.command += ["-x", name]
 
 
-def mpirun_options(args, csh=False):
-    """The options of mpirun that several machines need; csh: is that the login shell there?"""
+def mpirun_options(args, shells=()):
+    """The options of mpirun that several machines need; shells: the login shells there, "bash" and so on."""
     # As they were read here: mpirun understands no line ends of Windows.
     options = ["-H", ",".join(f"{host}:{slots}" for host, slots in args.machines)]
     if "@" in options[1]:  # users it takes only in a file; this one ends with this process
@@ -165,16 +165,19 @@ def mpirun_options(args, csh=False):
             file.write("".join(f"{host} slots={slots}\n" for host, slots in args.machines).encode())
             file.flush()
             options = ["--hostfile", f"/proc/{os.getpid()}/fd/{os.dup(file.fileno())}"]
-    # The same Open MPI on all machines, though it is on no PATH there.
-    options += ["--prefix", os.path.dirname(os.path.dirname(shutil.which("mpirun")))]
     # ssh, and Open MPI's daemon on the other side, shall notice soon that the network failed.
     ssh = (os.getenv("SSH") or "ssh") + " -x -o BatchMode=yes -o ConnectTimeout=8"
     settings = {"plm_rsh_agent": ssh + " -o ServerAliveInterval=3 -o ServerAliveCountMax=2",
                 "plm_rsh_no_tree_spawn": 1, "orte_leave_session_attached": 1,
                 "oob_tcp_keepalive_time": 5, "oob_tcp_keepalive_intvl": 2,
                 "oob_tcp_keepalive_probes": 3}
+    prefix = os.path.dirname(os.path.dirname(shutil.which("mpirun")))  # the same on all machines, on no PATH there
+    if "fish" in shells:  # to which what --prefix sets is an error, after which it ends with 0
+        settings["orte_launch_agent"] = f"env OPAL_PREFIX={prefix} {prefix}/bin/orted"
+    else:
+        options += ["--prefix", prefix]
     with contextlib.suppress(KeyError):  # a user whom this machine does not know
-        if csh != ("csh" in os.path.basename(pwd.getpwuid(os.getuid()).pw_shell)):
+        if any("csh" in shell for shell in shells) != ("csh" in os.path.basename(pwd.getpwuid(os.getuid()).pw_shell)):
             settings["plm_rsh_assume_same_shell"] = 0  # so that Open MPI asks for it
     if args.interface:
         settings.update(oob_tcp_if_include=args.interface, btl_tcp_if_include=args.interface)

@@ -26,10 +26,15 @@ class Saving:
     Args:
         job: has ranks, {rank: its record}, with "word" what it said last and "told" what it was told last, and ask().
         seconds: the most that it may take.
+
+    Attributes:
+        kept: what all ranks had saved before, as of kept_by_all().
+        failed: the rank that has failed before all had saved, or None.
     """
 
     def __init__(self, job, seconds):
         self.job, self.seconds, self.deadline, self.last = job, seconds, time.monotonic() + seconds, None
+        self.kept, self.failed = kept_by_all(job), None
         job.ask(job.ranks[0], word="when")
 
     @staticmethod
@@ -55,8 +60,9 @@ class Saving:
         missing = sorted(set(self.job.ranks) - set(saved))
         if not missing:
             return f"all ranks have {first['word']}; --resume goes on there"
-        if any(self.job.ranks[rank]["code"] for rank in missing):
-            return "a rank has failed before all had saved"
+        self.failed = next((rank for rank in missing if self.job.ranks[rank]["code"]), None)
+        if self.failed is not None:
+            return f"rank {self.failed} has failed before all had saved"
         if time.monotonic() > self.deadline:
             halted = self.job.halted()
             stopped = f"; {self.job.stop_of(halted)}" if any(
