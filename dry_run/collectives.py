@@ -35,7 +35,7 @@ def to_tensor(array, dtype):
 
 
 OWN = (os.path.join(os.path.dirname(__file__), ""), "<")
-AT_START = "the start of a new graph, as for a batch of another size"
+AT_START = "the start of a new graph, as for a batch of another size, or for slices of weights that all must save"
 AT_END = "its end"
 
 

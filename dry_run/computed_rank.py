@@ -39,11 +39,13 @@ from modes import (
     decides_while_it_runs,
     describe,
     interleaved,
+    look_at_callbacks,
     nothing_compiled,
     notes_of,
     optimizer_alone,
     pipeline_by_hand,
     planned_mode,
+    rank_of_another,
     slices_of_arguments,
     stage_that_is_not,
 )
@@ -104,6 +106,11 @@ class Computer:
         if wrong := (optimizer_alone(obj) or pipeline_by_hand(obj) or stage_that_is_not(obj)
                      or decides_while_it_runs(obj) or interleaved(self.lazy)):
             raise PlanError(wrong, by_all=True)
+        if wrong := rank_of_another():
+            raise PlanError(wrong)
+        if phase.startswith("export"):
+            self.say("computed on CPU: ms.export writes what this plan has each rank compute, with its slices of data "
+                     "and weights; for a network that predicts, load the checkpoints in one process, and export there")
         self.say(f"MindSpore has no {planned_mode()} on CPU: its Ascend plan is computed here")
         if self.lazy:
             self.say("computed on CPU: @lazy_inline, as one graph; a dry run compiles it as written")
@@ -280,6 +287,7 @@ def be_a_cpu(computer):
         return train(*bound.args, **bound.kwargs)
 
     Model.train = train_without_sink
+    look_at_callbacks(lambda wrong: PlanError(wrong, by_all=True))
 
 
 def join_cluster(computer):
@@ -402,7 +410,7 @@ def main(script, args):
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001  # whatever a script raises ends it
-        show(error, computer.links.rank if computer.links else 0, computer.refusal)
+        show(error, management.get_rank() if management.GlobalComm.INITED else 0, computer.refusal)
         code = 1
     finish_writing(alone=bool(code))
     leave(computer, code)

@@ -1,10 +1,13 @@
 """MindSpore's parallel modes that cut a network, and what does not go with them."""
+import functools
+import inspect
 import math
 import re
 import sys
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.communication.management import GlobalComm
 from mindspore.experimental.optim import Optimizer as NewOptimizer
 from mindspore.parallel._auto_parallel_context import auto_parallel_context
 from mindspore.parallel._utils import _get_device_num, _get_global_rank
@@ -56,6 +59,15 @@ SLICED_STAGE = ("this pipeline stage cuts {}: each rank saves its slice, which -
                 "Cut nothing within a stage (strategies, enable_parallel_optimizer), or save otherwise")
 LAST_STAGE = ("only the ranks of the last pipeline stage have what this graph returns: the others return zeros, of "
               "which Model.eval makes a loss of 0.0 and an accuracy of 1.0; take the last rank's")
+UNSCALED = ("Model trains a pipeline without its loss scale, yet {} divides the gradients by its loss_scale={:g}: the "
+            "steps are that much too small. Leave loss_scale out of the optimizer")
+BROADCAST = ("parameter_broadcast=True gives all ranks rank 0's slices of what enable_parallel_optimizer cuts ({}): "
+             "leave it out; after ms.set_seed() the ranks start alike")
+OTHER_RANK = ("global_rank={} of set_auto_parallel_context: rank {} would compute what is another rank's; leave it "
+              "out: each rank knows its own")
+REDUCING = ("{0} has the ranks add up its metric in a graph that MindSpore refuses in {1}: compare the metric in a "
+            "callback of your own (run_context.original_args().eval_results), which may call "
+            "run_context.request_stop()")
 NO_RULE = ("MindSpore has no rule for cutting {}: its plan has each rank compute the slice that it holds of the first "
            "dimension alone, whatever its strategy. Right only where these slices have nothing to do with each other; "
            "else transpose the input first, so that the first dimension is such a one")
@@ -69,6 +81,9 @@ OWN_ROWS = ("{} writes to wrong rows in this plan, which cuts its first argument
             "give it a strategy of ones, such as ops.TensorScatterAdd().shard(((1, 1), (1, 1), (1, 1)))")
 OF_SLICES = ("(if the step runs in one process, these may be shapes of slices: some operators, such as addcmul, "
              "MindSpore does not cut; take others in their place, such as ops.mul and ops.add)")
+NO_NUMBERS = ("(in this mode parameters have no numbers before the first step: call init_data() of each before its "
+              "clone())")
+NO_STAGES = "(parameter_broadcast=True compiles a graph without stages: leave it out)"
 OF_STAGES = ("(a weight that several stages of a pipeline use cannot be cut by enable_parallel_optimizer: set its "
              "parallel_optimizer = False)")
 
@@ -82,7 +97,11 @@ def planned_mode():
 def describe(error, own):
     """graph_ir.describe(), and a hint where an operator of MindSpore takes shapes amiss that may be those of slices."""
     about = graph_ir.describe(error, own)
-    shapes = r"For (?:'|primitive\[)(\w+)['\]], (?!.*strategy).*(?:\b|_)shapes?\b"
+    shapes = r"For (?:'|primitive\[)(\w+)['\]],? (?!.*strategy).*(?:\b|_)(?:shapes?|dimensions)\b"
+    for said, hint in (("init_data must be set Tensor.init", NO_NUMBERS), (
+            "is not equal to stage used", NO_STAGES * ms.get_auto_parallel_context("parameter_broadcast"))):
+        if planned_mode() and said in about["message"]:
+            return {**about, "hint": hint}
     operator = re.match(shapes, about["message"]) if planned_mode() else None
     if operator and operator[1] == "AddN" and ms.get_auto_parallel_context("enable_parallel_optimizer") and (
             ms.get_auto_parallel_context("pipeline_stages") > 1):  # which adds up the stages' gradients
@@ -129,6 +148,28 @@ def decides_while_it_runs(obj):
     scales = issubclass(type(obj), nn.TrainOneStepWithLossScaleCell)
     return ("nn.TrainOneStepWithLossScaleCell decides while the graph runs whether a step counts, which is not "
             "computed; take nn.TrainOneStepCell(network, optimizer, sens=1024.0)") if scales else ""
+
+
+def rank_of_another():
+    """What is wrong where a rank is told to be another one, which is known to its plan alone; else ""."""
+    rank = ms.communication.get_rank() if planned_mode() and GlobalComm.INITED else 0
+    wrong = planned_mode() and GlobalComm.INITED and _get_global_rank() != rank
+    return OTHER_RANK.format(_get_global_rank(), rank) if wrong else ""
+
+
+def look_at_callbacks(refusal):
+    """Have Model.fit raise refusal(what is wrong) where a callback cannot work in such a mode."""
+    fit = ms.Model.fit
+
+    @functools.wraps(fit)
+    def look_and_fit(*args, **kwargs):
+        given = inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            if planned_mode() and isinstance(one, (ms.train.EarlyStopping, ms.train.ReduceLROnPlateau)):
+                raise refusal(REDUCING.format(type(one).__name__, planned_mode()))
+        return fit(*args, **kwargs)
+
+    ms.Model.fit = look_and_fit
 
 
 def interleaved(lazy):
@@ -179,6 +220,9 @@ def notes_of(obj, text, planned, layouts):
         notes += [SLICES_NORMS.format(names)] * bool(names)
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
+    shards = sorted(name for name, layout in layouts.items() if layout[5])
+    broadcast = shards and ms.get_auto_parallel_context("parameter_broadcast")
+    notes += [BROADCAST.format(", ".join(shards))] * bool(broadcast)
     stages = ms.get_auto_parallel_context("pipeline_stages")
     if stages > 1:
         elsewhere = graph_ir.only_read(planned) & trained_in_others(obj, stages)
@@ -186,7 +230,10 @@ def notes_of(obj, text, planned, layouts):
         resumes = hasattr(sys.modules.get("checkpoints"), "Checkpoints")
         notes += [SLICED_STAGE.format(name) for name in sliced[:1] if resumes]
         evaluates = "(Gradients/" not in text and "= Send(" in text
-        notes += [LAST_STAGE] * (evaluates and _get_global_rank() == 0)
+        optimizer = getattr(obj, "optimizer", None) if type(obj).__name__ == "_TrainGradAccuStepCell" else None
+        scale = getattr(optimizer, "loss_scale", 1)
+        if _get_global_rank() == 0:  # once for all stages
+            notes += [UNSCALED.format(type(optimizer).__name__, scale)] * (scale != 1) + [LAST_STAGE] * evaluates
     notes += [sentence.format(f" ({', '.join(sorted(places))})" * ("" not in places)) for sentence, places in (
         (MOVED, graph_ir.moved_into_sums(text)), (OUTSIDE, graph_ir.outside(planned, slices))) if places]
     if graph_ir.by_inputs(planned):

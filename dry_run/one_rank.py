@@ -24,7 +24,16 @@ from layouts import Slices, parameters_of
 from mindspore import _c_expression
 from mindspore.communication import GlobalComm
 from mindspore.dataset.engine import datasets
-from modes import OPTIMIZERS, describe, notes_of, optimizer_alone, pipeline_by_hand, stage_that_is_not
+from modes import (
+    OPTIMIZERS,
+    describe,
+    look_at_callbacks,
+    notes_of,
+    optimizer_alone,
+    pipeline_by_hand,
+    rank_of_another,
+    stage_that_is_not,
+)
 
 facts = {"device": ms.get_context("device_target"), "plugin_error": "", "initialised": False, "graphs": [],
          "evaluated": [], "groups": {}, "layouts": {}, "trained": [], "layerwise": [], "network": False,
@@ -89,7 +98,7 @@ def watch(executor):
     compile_graph = executor.compile
 
     def compile_and_note(self, obj, args, kwargs, phase, *rest):
-        if wrong := optimizer_alone(obj) or pipeline_by_hand(obj) or stage_that_is_not(obj):
+        if wrong := optimizer_alone(obj) or pipeline_by_hand(obj) or stage_that_is_not(obj) or rank_of_another():
             job.failed = RuntimeError(wrong)
             raise job.failed
         ms.set_context(enable_compile_cache=False)  # a graph of an earlier run tells nothing of this one
@@ -219,6 +228,7 @@ def run(file, graphs, options):
     feed_nothing()
     evaluate_one_batch()
     save_nothing()
+    look_at_callbacks(RuntimeError)
     script = options["script"]
     sys.argv = [script, *options["args"]]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

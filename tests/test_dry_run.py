@@ -739,6 +739,14 @@ def test_an_optimizer_without_its_network_is_no_training(mode, told, dry_run, tm
     assert told in out or "in PyNative mode operators run one by one, which needs CANN" in out, "2.7 comes so far only"
 
 
+@pytest.mark.parametrize(("fault", "told"), [
+    ("another_rank", "global_rank=1 of set_auto_parallel_context: rank 0 would compute what is another rank's"),
+    ("early_stopping", "EarlyStopping has the ranks add up its metric in a graph that MindSpore refuses in ")])
+def test_what_only_a_later_graph_or_other_ranks_would_show_is_refused(fault, told, dry_run):
+    code, out, *_ = dry_run(2, "0", Path(__file__).parent / "compute_scripts/faults.py", fault)
+    assert code == 1 and told in out, out
+
+
 def test_over_which_ranks_a_parameter_is_sliced():
     # ranks 4 to 7 as a 2 x 2 matrix; dimension 0 is cut by its last axis, dimension 1 by none
     layout = [[2, 2], [0, -1], [4, 8], 0, True, "", [8, 8]]

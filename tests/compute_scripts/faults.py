@@ -79,6 +79,15 @@ if fault == "interleaved":
 if fault == "no_such_stage":
     ms.set_auto_parallel_context(pipeline_stages=2)
     net.pipeline_stage = 2
+if fault == "another_rank":
+    ms.set_auto_parallel_context(global_rank=1 - get_rank())
+if fault == "early_stopping":
+    ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"mse"}).fit(
+        1, ms.dataset.NumpySlicesDataset(([0.0], [0.0])), callbacks=[ms.train.EarlyStopping("mse")])
+if fault == "copied":
+    net = nn.Dense(8, 8)
+    copies = [parameter.clone() for parameter in net.trainable_params()]
+    net = nn.TrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.1))
 for step in range(2):
     if fault == "one_leaves" and step == 1 and get_rank() == 1:
         break
@@ -91,6 +100,8 @@ for step in range(2):
         net.weight, net.matmul = held, ops.MatMul().shard(((2, 1), (1, 1)))
     net(x)
     print(f"rank {get_rank()} step {step} done", flush=True)
+if fault == "none":
+    ms.export(net, x, file_name=f"of_rank_{get_rank()}", file_format="MINDIR")
 if fault == "one_more_graph" and get_rank() == 0:
     Net(fault)(x)
 if fault == "crossed":
