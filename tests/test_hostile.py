@@ -890,7 +890,7 @@ def test_a_computed_plan_where_it_cannot_write(tmp_path):
 @pytest.mark.parametrize(("name", "value", "sentence"), [
     ("COMPUTE_TIMEOUT", "soon", "COMPUTE_TIMEOUT is 'soon'; write a number of seconds above 0"),
     ("COMPUTE_TIMEOUT", "0.0", "COMPUTE_TIMEOUT is '0.0'; write a number of seconds above 0"),
-    ("COMPUTE_KEEP", "/none", "COMPUTE_KEEP is '/none', which is no folder where you may write")])
+    ("COMPUTE_KEEP", "no/folder", "COMPUTE_KEEP is 'no/folder', which is no folder where you may write")])
 def test_variables_of_a_computed_plan(name, value, sentence, tmp_path):
     result = jobs.run(jobs.PYTHON, jobs.REPO / "dry_run/compute.py", "--check", cwd=tmp_path, env={name: value})
     assert result.code == 2
