@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
 # Half of them run tests that wait half of the time (tests/conftest.py).
-jobs ?= $(shell echo $$((2 * $$(nproc))))
+jobs ?= $(shell echo $$((3 * $$(nproc))))
 reruns ?= 1
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 

@@ -79,7 +79,9 @@ def arguments():
     for wrong, sentence in (
             (options.rank_size < 1, f"--rank-size {options.rank_size}: a job has at least 1 rank"),
             (not os.path.exists(os.readlink("/proc/self/cwd")), "this folder has been removed; change to another one"),
-            (not Path(options.script).is_file(), f"{options.script}: no such script")):
+            (not Path(options.script).is_file(), f"{options.script}: no such script"),
+            *((getattr(options, name) == "", f"--{name} is empty; name a file or folder, or leave it out (is a "
+               "variable not set?)") for name in ("json", "draw", "keep"))):
         if wrong:
             parser.error(sentence)
     try:

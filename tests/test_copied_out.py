@@ -43,6 +43,9 @@ def test_what_needs_tools_says_so_and_bad_data_is_one_sentence(tmp_path):
                       tmp_path / "mnist_ddp" / "train_ddp.py", cwd=tmp_path)
     assert (result.code, result.output) == (
         2, "--time-limit needs the folder tools/ beside mnist_ddp/; copy it there\n")
+    result = jobs.run("bash", tmp_path / "mnist_ddp" / "run.sh", "nowhere", 2, "--launcher=table", cwd=tmp_path)
+    assert (result.code, result.output) == (
+        2, "--launcher=table needs the folder tools/ beside mnist_ddp/; copy it there\n")
     for size in ("0", "２"):
         result = jobs.run("bash", tmp_path / "mnist_ddp" / "run.sh", "nowhere", size, cwd=tmp_path)
         assert result.code == 2

@@ -435,6 +435,7 @@ def test_without_a_compiler(dry_run, tmp_path, environment, words):
     (["--rank-size", "2", "--json", "/no/such/folder/x.json", "SCRIPT"], "its folder does not exist"),
     (["--rank-size", "2", "--json", "SCRIPT", "SCRIPT"], "is there, and holds something else; name a new one"),
     (["--rank-size", "2", "--keep", str(SCRIPTS), "SCRIPT"], "must be new or empty"),
+    (["--rank-size", "2", "--json", "", "SCRIPT"], "--json is empty; name a file or folder"),
     (["SCRIPT"], "--rank-size"),
 ])
 def test_bad_arguments(monkeypatch, capsys, arguments, words):

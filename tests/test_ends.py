@@ -50,8 +50,8 @@ def check_term(command, epochs, when, ranks_shown, folder, others=()):
     assert broken.code == 143, broken.output
     assert not broken.left_over
     assert "TERM: the ranks end their step and save, in 30 s at most (--grace)" in broken.output
-    epoch, step = map(int, re.search(r"all ranks have saved epoch (\d+), step (\d+); --resume goes on there",
-                                     broken.output).groups())
+    said, = re.findall(r"all ranks have saved epoch (\d+), step (\d+); --resume goes on there", broken.output)
+    epoch, step = map(int, said)
     assert len(list(folders[0].glob(f"ck/*/*-{epoch}_{step}.ckpt"))) == 2, "both ranks have saved it"
     command = (*command, "--epochs", epochs or epoch + 2)
     for options, now in others:

@@ -705,15 +705,31 @@ def test_far_logs_whose_folder_mpirun_cannot_make(both, mnist, tmp_path):
 
 
 def test_what_far_start_files_set_does_not_reach_the_ranks(both, tmp_path):
-    """Of all that a rank is started with, only MS_ROLE made it another thing to its agent."""
+    """MS_ROLE made it another thing to its agent, ALL_REDUCE let it wait for an MPI that the others do without."""
+    variables = "MS_ROLE=MS_SCHED ALL_REDUCE=MPI MS_TOPO_TIMEOUT=1 PYTHONSAFEPATH=1"
     jobs.stand_in(tmp_path / "ssh", 'for word; do set -- "$@" "$word"; shift\n'
-                  '[ "$word" = node2 ] && set -- "$@" "export MS_ROLE=MS_SCHED;"; done\n'
+                  f'[ "$word" = node2 ] && set -- "$@" "export {variables};"; done\n'
                   f'exec ssh -F {both[0].folder / "ssh_config"} "$@"')
     command = ("bash", jobs.REPO / "allgather_check/run.sh", 2, "--launcher", "mpirun", "--hosts", "node1:1,node2:1")
-    with both[0].job(*command, cwd=tmp_path, env={"DEVICE_TARGET": "CPU", "SSH": str(tmp_path / "ssh")}) as job:
+    with both[0].job(*command, cwd=tmp_path, env={"SSH": str(tmp_path / "ssh")}) as job:
         result = job.finish(90)
     assert result.code == 0, result.output
     assert result.output.count("AllGather ok, AllReduce ok, Broadcast ok") == 2
+
+
+def test_a_far_agent_that_fails_before_it_reports_is_named(both, tmp_path):
+    lesson = jobs.planted("allgather_check", tmp_path, "run.sh")
+    (tmp_path / "tools").unlink()
+    shutil.copytree(jobs.REPO / "tools", tmp_path / "tools")
+    edited = (tmp_path / "tools/agent.py").read_text().replace(
+        "import binding\n", "import binding\nif socket.gethostname() == 'node2':\n    sys.exit('planted')\n")
+    (tmp_path / "tools/agent.py").write_text(edited)
+    with both[0].job("bash", lesson / "run.sh", 2, "--launcher", "mpirun", "--hosts", "node1:1,node2:1",
+                     cwd=tmp_path, env={"DEVICE_TARGET": "CPU"}) as job:
+        result = job.finish(60)
+    assert result.code == 1, result.output
+    assert ("run.sh: rank 1 on node2 ended before it could report to this program; see log_output/1/rank.1/stdout there"
+            in result.output)
 
 
 def test_a_far_log_that_could_not_be_written_whole_is_named(both, tmp_path):

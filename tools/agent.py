@@ -8,6 +8,7 @@ of JSON. The launcher may ask where the script stands (look), and hand it a word
 import os
 import sys
 
+sys.path.insert(0, os.path.dirname(__file__))  # a far shell's PYTHONSAFEPATH leaves it out
 # What PYTHONPATH names is the script's: it may have files that are called as this folder's modules or Python's own.
 sys.path.sort(key=lambda folder: not folder.startswith((os.path.dirname(__file__), os.path.dirname(os.__file__))))
 
@@ -31,6 +32,9 @@ import binding
 import linux
 
 HERE = Path(__file__).resolve().parent
+# What a machine's own start files (.bashrc) must not set for its ranks alone: the launcher decides for all.
+FROM_LAUNCHER = re.compile("(ALL_REDUCE|BIND_RANKS|CONVOLUTIONS|DEVICE_TARGET|DATA_PATH|PYTHONINSPECT|PYTHONSAFEPATH)$|"
+                           "MS_")
 UTF8 = {"PYTHONIOENCODING": "utf-8:backslashreplace"}  # what scripts print is read as that, in any locale
 
 
@@ -39,8 +43,10 @@ class Agent:
 
     def __init__(self, script):
         env = os.environ
-        if "OMPI_COMM_WORLD_RANK" in env:
-            env.pop("MS_ROLE", None)  # a far shell's start files may set it; only msrun's counts
+        if "RANKS_GIVEN" in env:  # what mpirun hands on to other machines
+            given = {*env.pop("RANKS_GIVEN").split()}
+            for name in [name for name in env if FROM_LAUNCHER.match(name) and name not in given]:
+                del env[name]
         self.rank = env.get("OMPI_COMM_WORLD_RANK") or env.get("RANK_ID") or env["MS_NODE_ID"]
         host, port, self.token = env.pop("RANKS_LAUNCHER").split()
         self.link = socket.create_connection((host, int(port)), timeout=60)

@@ -188,6 +188,7 @@ def check(args):
     home = os.path.expanduser("~")  # stays so where neither HOME nor Linux's list of users has one: MPI would crash
     env.setdefault("HOME", home if os.path.isabs(home) else os.path.abspath(env.get("TMPDIR", "/tmp")))
     env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
+    env.update({"BIND_RANKS": args.bind} if args.bind else {})
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])
     set_timeouts(args, env)
@@ -202,7 +203,7 @@ def check(args):
         check_script(args)
     if isinstance(args.show, set) and (unknown := sorted(args.show - set(range(args.n)))):
         raise ValueError(f"--show names rank {unknown[0]}, but there are ranks 0 to {args.n - 1}")
-    env.update({"BIND_RANKS": args.bind} if args.bind else {}, RANKS_LOCAL=f"{args.local[0]} {len(args.local)}")
+    env.update(RANKS_LOCAL=f"{args.local[0]} {len(args.local)}")
     args.show = {args.local[0]} if args.show == "first" else args.show
     before.look(args, say)
     if args.check:
@@ -560,7 +561,13 @@ class Job:
             self.guess = f"the ranks were ended {by}"
             alone = ("1 process returned" in text_of(self.log) if self.args.launcher == "mpirun"  # and ended the others
                      else ["ended" in rank for rank in self.ranks.values()].count(True) == 1)
-            if alone and "ended" in heard_first:
+            missing = sorted({*range(self.args.n)} - self.ranks.keys()) if self.args.launcher == "mpirun" else []
+            if alone and missing:  # one of them is that process
+                number = missing[0]
+                self.reason = (f"rank {number}{self.args.place(number)} ended before it could report to this program; "
+                               f"see {from_start(self.args, self.log_of(number))} there")
+                failed = {"code": 1, "rank": None}
+            elif alone and "ended" in heard_first:
                 failed, number = heard_first, heard_first["rank"]
                 self.reason = f"the agent of rank {number}{self.args.place(number)} was the first that was ended {by}"
         return failed["code"], failed["rank"]

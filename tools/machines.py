@@ -151,9 +151,11 @@ def prepare_mpirun(args, launch):
     if args.interface:
         os.environ.update(NCCL_SOCKET_IFNAME=args.interface, HCCL_SOCKET_IFNAME=args.interface)
     args.command = mpirun_options(args, shells)
-    for name in ["RANKS_LAUNCHER", *filter(HANDED_ON.match, os.environ)]:
-        if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name):
-            args.command += ["-x", name]
+    given = [name for name in filter(HANDED_ON.match, os.environ)
+             if name in ("MS_SCHED_HOST", "MS_SCHED_PORT") or not launch.OWN_VARIABLES.match(name)]
+    os.environ["RANKS_GIVEN"] = " ".join(given)
+    for name in ["RANKS_LAUNCHER", "RANKS_GIVEN", *given]:
+        args.command += ["-x", name]
 
 
 def mpirun_options(args, shells=()):

@@ -59,6 +59,7 @@ class Saving:
         saved = [number for number, rank in self.job.ranks.items() if rank.get("word", "").startswith("saved")]
         missing = sorted(set(self.job.ranks) - set(saved))
         if not missing:
+            self.kept = ""  # is told here
             return f"all ranks have {first['word']}; --resume goes on there"
         self.failed = next((rank for rank in missing if self.job.ranks[rank]["code"]), None)
         if self.failed is not None:
