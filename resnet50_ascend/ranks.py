@@ -154,7 +154,7 @@ def main(argv):
     script = next(place for place, word in enumerate(given) if word.endswith(".py"))
     size, command = given[given.index("-n") + 1], [given[script], *argv[len(given) + 1:]]
     needing = [word for word in given[:script] if re.match("--(host|table|dry|time|re|on-)", word)]
-    needing += [word for word in given[script + 1:] if not re.match("--(with|launcher)(=m.+run)?$|m.+run$", word)]
+    needing += [one for one in given[script + 1:] if not re.match(r"--(wi|la)\w+$|.*m.+run", one)]
     if needing or not re.fullmatch("[1-9][0-9]*", size):
         print(f"{needing[0]} needs the folder tools/ beside {HERE.name}/; copy it there" if needing
               else f"the number of ranks must be a number from 1, not '{size}'", file=sys.stderr)
