@@ -562,7 +562,7 @@ class Job:
             alone = ("1 process returned" in text_of(self.log) if self.args.launcher == "mpirun"  # and ended the others
                      else ["ended" in rank for rank in self.ranks.values()].count(True) == 1)
             missing = sorted({*range(self.args.n)} - self.ranks.keys()) if self.args.launcher == "mpirun" else []
-            if alone and missing:  # one of them is that process
+            if alone and missing and all("ended" in rank for rank in spoke):  # one of them is that process
                 number = missing[0]
                 self.reason = (f"rank {number}{self.args.place(number)} ended before it could report to this program; "
                                f"see {from_start(self.args, self.log_of(number))} there")
