@@ -2,8 +2,9 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
-# Half of them run tests that wait half of the time (tests/conftest.py).
-jobs ?= $(shell echo $$((3 * $$(nproc))))
+# Some of them run tests that wait half of the time (tests/conftest.py). With more, the ranks of all only slow each
+# other down.
+jobs ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 reruns ?= 1
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 
