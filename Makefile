@@ -2,9 +2,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 environment := source tools/environment.sh
-# Some of them run tests that wait half of the time (tests/conftest.py). With more, the ranks of all only slow each
-# other down.
-jobs ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
+# Half of them run tests that wait half of the time (tests/conftest.py).
+jobs ?= $(shell echo $$((2 * $$(nproc))))
 reruns ?= 1
 lessons := allgather_check mnist_ddp resnet50_ascend resnet50_gpu parallel_modes own_model checkpoints several_machines
 

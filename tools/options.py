@@ -32,7 +32,7 @@ VARIABLES = (
 )
 EXIT_CODES = (
     ("0", "all ranks ended well"),
-    ("2", "bad input: nothing was started, or a rank on another machine refused what only it sees"),
+    ("2", "bad input: nothing was started, or only a far rank could see it"),
     (str(STALLED), "no rank got on for STALL_MINUTES (--on-stall end)"),
     ("124", "--time-limit was reached"),
     ("130, 143", "ended by Ctrl-C, by TERM"),
