@@ -61,8 +61,8 @@ LAST_STAGE = ("only the ranks of the last pipeline stage have what this graph re
               "which Model.eval makes a loss of 0.0 and an accuracy of 1.0; take the last rank's")
 UNSCALED = ("Model trains a pipeline without its loss scale, yet {} divides the gradients by its loss_scale={:g}: the "
             "steps are that much too small. Leave loss_scale out of the optimizer")
-BROADCAST = ("parameter_broadcast=True gives all ranks rank 0's slices of what enable_parallel_optimizer cuts ({}): "
-             "leave it out; after ms.set_seed() the ranks start alike")
+BROADCAST = ("parameter_broadcast=True gives all ranks rank 0's slices of what enable_parallel_optimizer cuts, such "
+             "as {}: leave it out; after ms.set_seed() the ranks start alike")
 OTHER_RANK = ("global_rank={} of set_auto_parallel_context: rank {} would compute what is another rank's; leave it "
               "out: each rank knows its own")
 REDUCING = ("{0} has the ranks add up its metric in a graph that MindSpore refuses in {1}: compare the metric in a "
@@ -152,9 +152,10 @@ def decides_while_it_runs(obj):
 
 def rank_of_another():
     """What is wrong where a rank is told to be another one, which is known to its plan alone; else ""."""
-    rank = ms.communication.get_rank() if planned_mode() and GlobalComm.INITED else 0
-    wrong = planned_mode() and GlobalComm.INITED and _get_global_rank() != rank
-    return OTHER_RANK.format(_get_global_rank(), rank) if wrong else ""
+    if not (planned_mode() and GlobalComm.INITED):
+        return ""
+    rank, told = ms.communication.get_rank(), _get_global_rank()
+    return OTHER_RANK.format(told, rank) if told != rank else ""
 
 
 def look_at_callbacks(refusal):
@@ -221,8 +222,7 @@ def notes_of(obj, text, planned, layouts):
     if shared := graph_ir.norms_of_shared(text, planned):
         notes.append(SHARED_NORMS.format(", ".join(shared)))
     shards = sorted(name for name, layout in layouts.items() if layout[5])
-    broadcast = shards and ms.get_auto_parallel_context("parameter_broadcast")
-    notes += [BROADCAST.format(", ".join(shards))] * bool(broadcast)
+    notes += [BROADCAST.format(name) for name in shards[:1] if ms.get_auto_parallel_context("parameter_broadcast")]
     stages = ms.get_auto_parallel_context("pipeline_stages")
     if stages > 1:
         elsewhere = graph_ir.only_read(planned) & trained_in_others(obj, stages)

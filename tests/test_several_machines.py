@@ -717,6 +717,16 @@ def test_what_far_start_files_set_does_not_reach_the_ranks(both, tmp_path):
     assert result.output.count("AllGather ok, AllReduce ok, Broadcast ok") == 2
 
 
+def test_ranks_of_the_other_host_are_tied_to_their_cores(both, tmp_path):
+    write(tmp_path / "cores.py", "import os, socket\nprint(socket.gethostname(), len(os.sched_getaffinity(0)))\n")
+    with both[0].job(jobs.PYTHON, LESSON / "ranks.py", "-n", 3, "--with", "mpirun", "--hosts", "node1:1,node2:2",
+                     "--bind", "cores", "--show", "all", tmp_path / "cores.py", cwd=tmp_path,
+                     env={"DEVICE_TARGET": "CPU"}) as job:
+        result = jobs.succeeded(job.finish(60))
+    each = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert result.output.count(f"] node2 {each}\n") == 2, result.output
+
+
 def test_a_far_agent_that_fails_before_it_reports_is_named(both, tmp_path):
     lesson = jobs.planted("allgather_check", tmp_path, "run.sh")
     (tmp_path / "tools").unlink()

@@ -187,8 +187,7 @@ def check(args):
             env[name] = os.pathsep.join(os.path.join(os.getcwd(), part) for part in env[name].split(os.pathsep))
     home = os.path.expanduser("~")  # stays so where neither HOME nor Linux's list of users has one: MPI would crash
     env.setdefault("HOME", home if os.path.isabs(home) else os.path.abspath(env.get("TMPDIR", "/tmp")))
-    env.update(LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
-    env.update({"BIND_RANKS": args.bind} if args.bind else {})
+    env.update({"BIND_RANKS": args.bind} if args.bind else {}, LAUNCH_DIR=os.getcwd(), GLOG_v=env.get("GLOG_v", "3"))
     for prepare in hooks(args, "prepare"):
         prepare(args, sys.modules[__name__])
     set_timeouts(args, env)
